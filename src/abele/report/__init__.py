@@ -1,9 +1,9 @@
-"""The report of a run: program, resources, progress and outcome.
+"""The report of a run: records program, resources, progress and outcome, and renders a page.
 
-A run leaves two files: ``run.json``, which says what runs (``record``), and ``journal.jsonl``, to
-which lines are added while it runs (``journal``). A page is a function of these two and of nothing
-else, so one can be made after any ending. ``facts`` reads the first off a session, ``recorder``
-writes both, ``page`` makes the page, ``comparison`` says how two runs differ.
+A run writes two files: ``run.json``, which describes the programs (``record``), and
+``journal.jsonl``, to which lines are appended during the run (``journal``). A page depends only on
+these files, so one can be rendered after any ending. ``facts`` collects the record from a session,
+``recorder`` writes both files, ``page`` renders the page, ``comparison`` compares two runs.
 """
 
 from abele.report.journal import Journal, JournalWriter, read_journal

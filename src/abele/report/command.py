@@ -1,4 +1,4 @@
-"""Command ``abele report RUN``: writes the page of a run, or that of a comparison of two."""
+"""The command ``abele report RUN``, which writes the HTML page of a run or of two compared runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from abele.storage.atomic import write_text
 
 
 def add_parser(commands: Any, summary: str) -> None:
-    """Add the command to a parser's commands, with its line in the list of them."""
+    """Add the ``report`` command to an argument parser's subcommands."""
     report: argparse.ArgumentParser = commands.add_parser(
         "report", help=summary, description="Makes the page of a run."
     )
@@ -30,10 +30,10 @@ def add_parser(commands: Any, summary: str) -> None:
 
 
 def command(parsed: argparse.Namespace) -> int:
-    """Make the page, and return the exit status.
+    """Run ``abele report``: write the page and return the exit status.
 
     Args:
-        parsed: what ``add_parser`` says.
+        parsed: arguments parsed by the parser of ``add_parser``.
 
     Raises:
         ReportError: files cannot be read or written.
@@ -64,6 +64,6 @@ def command(parsed: argparse.Namespace) -> int:
 
 
 def _page(path: Path) -> str:
-    """Return the page of one run as HTML."""
+    """Return the HTML page of a run."""
     run = read_run(path)
     return page(run, read_journal(folder_of(path)), alive=run.process.is_alive())

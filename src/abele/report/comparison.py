@@ -1,4 +1,4 @@
-"""Comparison of two recorded runs, as text and as a page; nothing is run for it."""
+"""Compares two recorded runs, as text and as an HTML page, without running anything."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Comparison:
 
     @property
     def recorded(self) -> bool:
-        """True if a recorded difference can change losses."""
+        """Whether a recorded difference between two runs can change losses."""
         differing = (self.optimizer, self.options, self.programs, self.only, self.kernels)
         return any(differing) or bool(self.machine)
 
@@ -80,7 +80,7 @@ class Comparison:
         return int(self.recorded or calls or bool(self.losses.parted))
 
     def data(self) -> dict[str, Any]:
-        """Return all fields as JSON values."""
+        """Return the fields of the comparison as JSON values."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
@@ -95,7 +95,7 @@ def why_runs_differ(first: Path, second: Path) -> Comparison:
         second: folder or ``run.json`` of another run.
 
     Raises:
-        DifferenceError: both are the same run.
+        DifferenceError: both folders are of the same run.
         ReportError: there is no run, its record is damaged, or a newer version wrote it.
     """
     made = compare(*read(first, second), (str(first), str(second)))
@@ -105,7 +105,7 @@ def why_runs_differ(first: Path, second: Path) -> Comparison:
 
 
 def read(first: Path, second: Path) -> tuple[Files, Files]:
-    """Read the records and journals of two runs; see ``why_runs_differ``."""
+    """Read the records and journals of two runs; see ``why_runs_differ`` for errors."""
     files = [(read_run(each), read_journal(folder_of(each))) for each in (first, second)]
     if folder_of(first).resolve() == folder_of(second).resolve():
         raise DifferenceError(
@@ -144,7 +144,7 @@ def compare(first: Files, second: Files, names: tuple[str, str]) -> Comparison:
 
 
 def _reasons(run: Run) -> Iterator[str]:
-    """Yield possible reasons for losses that differ, for runs that differ in nothing recorded."""
+    """Yield reasons why losses may differ although the records of both runs are equal."""
     yield "Records do not have the data: samples, their order, or what is done to them on the host."
     seeds = [each for each in run.options if "seed" in each.name.lower()]
     if seeds:
@@ -200,7 +200,7 @@ def _listed(made: Comparison, kind: str) -> Iterator[str]:
 
 
 def _rows(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the first rows of a list, and the number of those left out."""
+    """Yield the first rows of a list, and the number of omitted rows."""
     rows = list(lines)
     yield from rows[:_ROWS]
     if len(rows) > _ROWS:
@@ -294,7 +294,7 @@ def page(first: Files, second: Files, names: tuple[str, str]) -> str:
 
 
 def _side_by_side(first: Files, second: Files) -> Html:
-    """Return a table of both runs, with values that differ in bold."""
+    """Return an HTML table of two runs, with values that differ in bold."""
     one, other = columns = _known(first), _known(second)
     rows: list[list[Content]] = []
     for name in one | other:

@@ -1,12 +1,12 @@
-"""Ends of runs: normal exit, exit status, uncaught error, or signal.
+"""Records how a process ends: normal exit, exit status, uncaught error, or signal.
 
 Hooks and signal handlers that were set before stay in place. A process that is killed records
-nothing; its journal lacks an end, which tells a reader.
+nothing, so its journal has no end.
 
-Python notifies nobody of a ``SystemExit`` that ends it. But it frees the exception when no frame
-of the program is left, and then calls what is registered with ``atexit``. An exception that the
-program catches is freed while frames run. The status of one that is raised without ``sys.exit``,
-or kept in a variable, stays unknown.
+Python has no hook for a ``SystemExit`` that ends the process. But it frees the exception when no
+frame of the program is left, before ``atexit`` handlers run. An exception that the program catches
+is freed while frames exist. The status is unknown if the exception is raised without ``sys.exit``
+or stored in a variable.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _ending: list[Any] = []
 
 
 def watch_status() -> None:
-    """Record the status that the program passes to ``sys.exit``."""
+    """Patch ``sys.exit`` to record the status that the program passes to it."""
     sys.exit = functools.partial(_exit, sys.exit)
 
 
 def status_words() -> str:
-    """Return ``with status 3`` and the message, if any; empty if the status is 0 or unknown."""
+    """Format the exit status as ``with status 3``; empty if it is 0 or unknown."""
     code = _ending[0] if _ending else None  # others that it came of are freed after it
     if isinstance(code, int):
         status = code & 0xFF  # as the system cuts it
@@ -53,7 +53,7 @@ def _exit(before: Callable[[Any], NoReturn], status: Any = None, /) -> NoReturn:
 
 
 class _Freed:
-    """An object that is freed together with the exception that has it."""
+    """An object that records the exit status when the ``SystemExit`` that owns it is freed."""
 
     def __init__(self, code: Any):
         self._code = code
@@ -65,14 +65,14 @@ class _Freed:
 
 
 class Ending(Protocol):
-    """Receiver of the end of the process."""
+    """Receiver of uncaught errors and of the end of the process."""
 
     def failed(self, where: str, error: BaseException) -> None:
-        """Record an error that no code of the program caught."""
+        """Record an error that the program did not catch."""
         ...
 
     def ended(self, how: str) -> None:
-        """Record the end; called again at exit."""
+        """Record the end of the process; called again at exit."""
         ...
 
 
@@ -90,7 +90,7 @@ def text_of(error: BaseException) -> str:
 
 
 def with_causes(error: BaseException) -> str:
-    """Return the texts of an error and its causes, each once, and each type by name."""
+    """Return the text of an error, followed by the types and texts of its causes."""
     text, cause = text_of(error), error.__cause__
     seen = {id(error)}
     while cause is not None and id(cause) not in seen:
@@ -103,7 +103,7 @@ def with_causes(error: BaseException) -> str:
 
 
 def watch(run: Ending) -> None:
-    """Notify ``run`` of the end of the process."""
+    """Register a receiver of uncaught errors and of the end of the process."""
     global _pid
     _pid = os.getpid()
     _watched.append(run)
@@ -111,7 +111,7 @@ def watch(run: Ending) -> None:
 
 
 def leave(run: Ending) -> None:
-    """Stop recording uncaught errors and the end of the process for a run."""
+    """Unregister a receiver of uncaught errors and of the end of the process."""
     if run in _watched:
         _watched.remove(run)
 
@@ -126,7 +126,7 @@ def _begin() -> None:
 
 
 def _watch_signal(number: signal.Signals) -> None:
-    """Handle a signal that would end the process; a handler of the program stays."""
+    """Install a handler for a signal that ends the process, unless the program has one."""
     if signal.getsignal(number) is not signal.SIG_DFL:
         return
     prints_stack = faulthandler.unregister(number)
@@ -137,7 +137,7 @@ def _watch_signal(number: signal.Signals) -> None:
 
 
 def _here() -> list[Ending]:
-    """Return the runs of this process; empty in a forked child."""
+    """Return the registered receivers of this process; empty in a forked child."""
     return list(_watched) if os.getpid() == _pid else []
 
 
@@ -161,7 +161,7 @@ def _uncaught(
 
 
 def _line(trace: TracebackType | None) -> str:
-    """Return the innermost line of the program or of its data loading."""
+    """Return the innermost line of a traceback outside of libraries, ``FILE:LINE in FUNCTION``."""
     if trace is None:
         return "the program"
     frames = [trace]
@@ -174,7 +174,7 @@ def _line(trace: TracebackType | None) -> str:
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
-    """Record the signal, then let it end the process."""
+    """Record a signal as the end of the process, then let the signal end it."""
     for each in _here():
         each.ended(f"ended by {signal.Signals(number).name}")
     signal.signal(number, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Facts of a session for ``run.json``: process, machine, build, programs and memory."""
+"""Collects facts of a session for ``run.json``: process, machine, build, programs and memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KINDS = ("activations for backward", "gradients", "new values", "while operators
 
 
 def process(began_ns: int) -> record.Process:
-    """Return this process, with a run that began at ``began_ns`` of ``time.perf_counter_ns``."""
+    """Return the record of this process, for a run that began at ``began_ns``."""
     now = time.perf_counter_ns()
     return record.Process(
         pid=os.getpid(),
@@ -46,7 +46,7 @@ def process(began_ns: int) -> record.Process:
 
 
 def machine() -> record.Machine:
-    """Return the machine that this process runs on."""
+    """Return the record of the machine that this process runs on."""
     return record.Machine(
         processor=processor.name(),
         cores=processor.cores(),
@@ -66,7 +66,7 @@ def _memory_bytes() -> int:
 
 
 def build(made: BuildRecord) -> record.Build:
-    """Return the build of an executable as recorded."""
+    """Return the record of an executable's build."""
     return record.Build(
         target=made.target,
         forced=made.forced,
@@ -84,7 +84,7 @@ def build(made: BuildRecord) -> record.Build:
 
 
 def programs(executable: Executable, made: BuildRecord) -> tuple[record.Program, ...]:
-    """Return the programs of an executable as recorded."""
+    """Return the records of an executable's programs."""
     lowered = (executable.lowered(each.name) for each in executable.programs)
     return tuple(_program(each, executable, made) for each in lowered)
 
@@ -119,7 +119,7 @@ def _program(program: Program, executable: Executable, made: BuildRecord) -> rec
 
 
 def pipeline(call: Measured, stages: Sequence[str]) -> record.Pipeline:
-    """Return the first passage of a call through a pipeline.
+    """Return the record of the first update of a measured call through a pipeline.
 
     Args:
         call: the measured call.
@@ -143,7 +143,7 @@ def pipeline(call: Measured, stages: Sequence[str]) -> record.Pipeline:
 
 
 def memory(use: MemoryUse) -> record.Memory:
-    """Return the memory use of a program, without its graph."""
+    """Return the memory record of a program, from its computed memory use."""
     alive, needed = use.alive(), use.needed()
     peak = max(needed)
     # Where memory is reserved, steps need about the same: the one that uses most of it says most.
@@ -164,7 +164,7 @@ def memory(use: MemoryUse) -> record.Memory:
 
 
 def _kinds(use: MemoryUse, points: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """Return the bytes in use at some steps by kind; kinds add up to all bytes of a step."""
+    """Return the live bytes by kind, such as gradients, at some steps of a program."""
     begins = _phases(use.nodes)
     sums = [Counter[str]() for _ in points]
     for counted, step in zip(sums, points, strict=True):
@@ -174,7 +174,7 @@ def _kinds(use: MemoryUse, points: Sequence[int]) -> dict[str, tuple[int, ...]]:
 
 
 def _kind(piece: Piece, begins: Mapping[str, int]) -> str:
-    """Return the kind of a buffer, from its producer and its lifetime."""
+    """Return the kind of a buffer, such as gradients, from its producer and its lifetime."""
     phase = None if piece.node is None or piece.inner else node_phase(piece.node)
     if phase == "forward" and piece.last >= begins.get("backward", piece.last + 1):
         return KINDS[0]
@@ -184,14 +184,14 @@ def _kind(piece: Piece, begins: Mapping[str, int]) -> str:
 
 
 def fullest(alive: Sequence[int]) -> list[int]:
-    """Reduce steps to the fullest of each group, in order, so that no peak is lost."""
+    """Group a program's steps, and return the step with the most live bytes of each group."""
     group = -(-len(alive) // POINTS)
     steps = range(0, len(alive), group)
     return [max(range(i, min(i + group, len(alive))), key=alive.__getitem__) for i in steps]
 
 
 def line_of(node: torch.fx.Node) -> str:
-    """Return the user's line of a node, ``FILE:LINE in FUNCTION``; empty if unknown."""
+    """Return the user's source line of a graph node, ``FILE:LINE in FUNCTION``, or ``""``."""
     frame = user_line(node.meta.get("stack_trace"))
     if frame is None:  # of backward, the line of forward that it belongs to
         return os.path.basename(str(marks_of(node).get("of_line") or ""))
@@ -237,6 +237,6 @@ def _tensor(piece: Piece) -> record.Tensor:
 
 
 def operator_of(node: torch.fx.Node) -> str:
-    """Return the operator that computes a node."""
+    """Return the name of the operator that computes a graph node."""
     made_by = node.args[0] if is_getitem(node) else node
     return str(made_by.target if isinstance(made_by, torch.fx.Node) else node.target)

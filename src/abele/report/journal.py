@@ -1,17 +1,16 @@
-"""Journal of a run: a file to which lines are appended while the run goes on.
+"""Journal of a run: a file of JSON lines that is appended to while the run goes on.
 
-``journal.jsonl`` has one JSON object per line. Its first key, ``e``, says what it is:
+``journal.jsonl`` has one JSON object per line. Its first key, ``e``, is its kind:
 
-    stage   a part of building begins: ``what``, ``at``
-    calls   calls that followed each other: see ``Window``
-    note    something to be said: ``text``, ``at``
-    error   a call, or something else, came to an error: ``where``, ``type``, ``text``, ``at``
-    end     the run is over: ``how``, ``at``
+    stage   a stage of building begins: ``what``, ``at``
+    calls   consecutive calls: see ``Window``
+    note    a message: ``text``, ``at``
+    error   an error of a call or of other code: ``where``, ``type``, ``text``, ``at``
+    end     the end of the run: ``how``, ``at``
 
-``at`` is in seconds since the run began. A reader may come at any time. The last line may be torn,
-if its writer was killed; it is left out then. The first calls have a line each, later ones a line
-every quarter of a second, and a file of more than ``LARGEST`` bytes is thinned to half as many
-lines.
+``at`` is in seconds since the run began. The file can be read at any time; an incomplete last line
+of a killed writer is ignored. Each of the first calls has a line, later calls share a line every
+quarter of a second, and a file of more than ``LARGEST`` bytes is thinned to half as many lines.
 """
 
 from __future__ import annotations
@@ -41,25 +40,23 @@ RESERVE_BYTES = 65536
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Window:
-    """Calls that followed each other. Times are seconds, of all calls together unless said.
+    """Consecutive calls of a model, with times in seconds, summed over the calls.
 
     Attributes:
-        at: when the first began, since the run began.
-        until: when the last one ended.
+        at: begin of the first call, since the run began.
+        until: end of the last call, since the run began.
         first: number of the first call, from 0.
         count: number of calls.
-        waited: before calls, since the call before: loading data, and whatever else the user does.
-        loading: seconds of that until a batch was there; 0 where nobody could tell.
+        waited: time between calls: loading data, and other work of the user.
+        loading: part of ``waited`` until a batch was loaded; 0 if unknown.
         inputs: from a call's beginning to its first micro-step.
-        compiling: seconds of that which were left to a process that compiles, or compared what that
-            has made.
+        compiling: part of ``inputs`` for a compiling process, or for checking its results.
         computed: from the first micro-step's beginning to the last one's end.
-        outputs: from there to the end of the call.
-        quarters: of single calls: shortest, quartiles and longest.
-        loss: of the last call that had one; None without, or if it is no finite number.
+        outputs: from the last micro-step's end to the end of the call.
+        quarters: minimum, quartiles and maximum of the seconds of a single call.
+        loss: last loss; None without a loss, or if it is not finite.
         not_finite: number of losses that are not finite.
-        instead: what the last loss was if it is no finite number: ``nan``, ``inf`` or ``-inf``;
-            empty if it is finite.
+        instead: ``nan``, ``inf`` or ``-inf`` if the last loss is not finite, else empty.
     """
 
     at: float
@@ -79,12 +76,12 @@ class Window:
 
     @property
     def handed(self) -> float:
-        """Seconds in which inputs were handed over."""
+        """Seconds spent on passing inputs to calls, without compiling."""
         return max(0.0, self.inputs - self.compiling)
 
     @property
     def other(self) -> float:
-        """Seconds before calls in which no batch was waited for."""
+        """Seconds between calls that were not spent on loading batches."""
         return max(0.0, self.waited - self.loading)
 
     @property
@@ -94,13 +91,13 @@ class Window:
 
     @property
     def whole(self) -> float:
-        """Seconds from call to call, waiting included."""
+        """Seconds of calls and of waiting between calls."""
         return self.waited + self.in_calls
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Moment:
-    """An event of a run.
+    """An event of a run, such as a stage of building, a note, an error or the end.
 
     Attributes:
         at: seconds since the run began.
@@ -119,36 +116,36 @@ class Moment:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Journal:
-    """A journal that was read.
+    """A journal of a run, read from its file.
 
     Attributes:
-        windows: calls, in their order.
-        moments: everything else, in its order.
+        windows: calls, in order.
+        moments: other events, in order.
     """
 
     windows: tuple[Window, ...] = ()
     moments: tuple[Moment, ...] = ()
 
     def of_kind(self, *kinds: str) -> list[Moment]:
-        """Return the moments of some kinds."""
+        """Return the events of some kinds, such as ``error``."""
         return [each for each in self.moments if each.kind in kinds]
 
     @property
     def calls(self) -> int:
-        """Number of calls of the model."""
+        """Number of recorded calls of the model."""
         return sum(each.count for each in self.windows)
 
     @property
     def end(self) -> Moment | None:
-        """Description of the end; None if the run has not recorded one."""
+        """The event that ends the run; None if none was recorded."""
         return next(iter(self.of_kind("end")[-1:]), None)
 
 
 def read_journal(path: Path) -> Journal:
-    """Read a journal; a torn last line, and lines that mean nothing, are left out.
+    """Read a run's journal; an incomplete last line and invalid lines are skipped.
 
     Args:
-        path: the file, or the folder that has it; a journal that is not there is empty.
+        path: the file or its folder; a missing file gives an empty journal.
     """
     file = path / FILE if path.is_dir() else path
     try:
@@ -183,15 +180,14 @@ def _read(line: bytes) -> Window | Moment | None:
 
 
 class JournalWriter:
-    """Writer of a journal, for several threads. A forked child writes nothing.
+    """Thread-safe writer of a run's journal, which writes nothing in a forked child.
 
-    A thread asks for calls that wait for their line, so that a process that is killed later has
-    written them.
+    A thread flushes pending calls regularly, so that they are recorded if the process is killed.
 
     Args:
-        folder: where the file is made, in the place of an older one.
-        problem: told in words, once, when the file cannot be written any more.
-        bring: called by the thread; passes calls that wait to ``calls``.
+        folder: folder of the file, which replaces an older one.
+        problem: called once with a message if the file can no longer be written.
+        bring: called by the thread; passes pending calls to ``calls``.
     """
 
     def __init__(
@@ -215,12 +211,12 @@ class JournalWriter:
         self._thread.start()
 
     def add(self, kind: str, at: float, what: str, **more: str) -> None:
-        """Write the line of a moment.
+        """Append an event to the journal.
 
         Args:
-            kind: as of ``Moment``.
+            kind: the ``kind`` of ``Moment``.
             at: seconds since the run began.
-            what: in words.
+            what: description.
             more: ``type`` and ``where`` of an error.
         """
         if self._pid != os.getpid():
@@ -229,13 +225,13 @@ class JournalWriter:
             self._write({"e": kind, "at": round(at, 6), "what": what, **more})
 
     def calls(self, window: Window) -> None:
-        """Write the line of calls that followed each other."""
+        """Append a window of consecutive calls to the journal."""
         if self._pid == os.getpid():  # before the lock, which another thread may have had
             with self._lock:
                 self._write(_entry(window))
 
     def close(self) -> None:
-        """End the file; later lines are dropped."""
+        """Close the journal's file; later lines are dropped."""
         if self._pid != os.getpid():
             return
         with self._lock:
@@ -276,7 +272,7 @@ class JournalWriter:
         self._written += len(line)
 
     def _give_up(self, error: OSError) -> None:
-        """End the journal early and notify reader and user; the run continues."""
+        """Stop writing the journal after an error, and notify the user; the run continues."""
         self._given_up = True
         if self._reserve is not None and is_full(error):
             self._reserve.unlink(missing_ok=True)
@@ -287,7 +283,7 @@ class JournalWriter:
         self._problem(f"{self.path}: {text}. The run goes on; its report lacks what follows.")
 
     def _thin(self) -> None:
-        """Join calls of adjacent lines, which halves the number of lines."""
+        """Halve the number of lines of the journal by joining adjacent windows of calls."""
         lines = self.path.read_bytes().splitlines()
         with replacing(self.path) as file:
             for line in _thinned(lines):
@@ -305,15 +301,14 @@ def window_of(
     until: float | None = None,
     **more: Any,
 ) -> Window:
-    """Return the window of calls that followed each other.
+    """Return a window of consecutive calls from their summed times.
 
     Args:
-        at: when the first began, in seconds since the run began.
-        parts: seconds of all calls together: waited before them, for inputs, computing, and for
-            outputs.
-        losses: of the calls that have one.
+        at: begin of the first call, in seconds since the run began.
+        parts: seconds of all calls together: ``waited``, ``inputs``, ``computed``, ``outputs``.
+        losses: losses of the calls, if known.
         times: seconds of each call; empty for one call.
-        until: when the last call ended; None if nothing was waited for between the calls.
+        until: end of the last call; None if there was no waiting between the calls.
         more: further fields of ``Window``.
     """
     took = sum(parts[1:])
@@ -334,7 +329,7 @@ def window_of(
 
 
 def quarters_of(times: Sequence[float]) -> tuple[float, float, float, float, float]:
-    """Return the shortest, the quartiles and the longest of one or more times."""
+    """Return minimum, quartiles and maximum of one or more durations."""
     if len(times) == 1:
         (only,) = times
         return only, only, only, only, only
@@ -343,7 +338,7 @@ def quarters_of(times: Sequence[float]) -> tuple[float, float, float, float, flo
 
 
 def joined(windows: Iterable[Window]) -> Window:
-    """Join adjacent windows; quartiles are averaged, weighted by the number of calls."""
+    """Join adjacent windows of calls; quartiles are averaged, weighted by the number of calls."""
     parts = list(windows)
     count = sum(each.count for each in parts)
     middle = [
@@ -370,7 +365,7 @@ def joined(windows: Iterable[Window]) -> Window:
 
 
 def _thinned(lines: Sequence[bytes]) -> Iterator[bytes]:
-    """Yield half as many lines of calls, and the first and last of other lines."""
+    """Yield a journal's lines with each two windows joined, and only the first and last events."""
     entries = [_read(line) for line in lines]
     other = [i for i, each in enumerate(entries) if isinstance(each, Moment)]
     dropped = set(other[MOMENTS:-MOMENTS])
@@ -392,7 +387,7 @@ def _thinned(lines: Sequence[bytes]) -> Iterator[bytes]:
 
 
 def _entry(window: Window) -> dict[str, Any]:
-    """Return the line of calls as JSON values, without fields that have their defaults."""
+    """Return a window of calls as JSON values, without fields that have their defaults."""
     entry: dict[str, Any] = {"e": "calls"}
     for field in dataclasses.fields(window):
         value = getattr(window, field.name)

@@ -1,4 +1,4 @@
-"""Least cost of a program's operators: FLOPs and bytes, read off its graph."""
+"""Minimal cost of a program's operators, in FLOPs and bytes, computed from its graph."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def of_program(program: Program) -> tuple[Operators, ...]:
 
 
 def choices(chosen: Mapping[torch.fx.Node, str]) -> tuple[Choice, ...]:
-    """Return the backends of operators with reasons, grouped; the most frequent first."""
+    """Return the backend of each operator with the reason and count, the most frequent first."""
     counts = Counter(
         (node_phase(node) or "program", str(node.target), by) for node, by in chosen.items()
     )
@@ -58,13 +58,13 @@ def choices(chosen: Mapping[torch.fx.Node, str]) -> tuple[Choice, ...]:
 
 
 def module_of(node: torch.fx.Node) -> str:
-    """Return the module of a node; for backward, that of its forward operation if known."""
+    """Return the module path of a graph node; for backward, that of its forward node if known."""
     marks = marks_of(node)
     return str(marks.get("of_scope") or marks.get("scope") or "")
 
 
 def moved_bytes(node: torch.fx.Node) -> int:
-    """Return the bytes of the tensors that an operation reads and writes; 0 for a view."""
+    """Return the bytes of the tensors that a graph node reads and writes; 0 for a view."""
     if is_view(node):
         return 0
     values = [each.meta.get("val") for each in node.all_input_nodes]
@@ -78,7 +78,7 @@ def _bytes(value: Any) -> int:
 
 
 def operations(node: torch.fx.Node) -> int:
-    """Return the FLOPs of a convolution, GEMM, attention or recurrent layer; else 0."""
+    """Return the FLOPs of a convolution, GEMM, attention or recurrent layer; 0 for others."""
     values: Any = torch.fx.map_arg((node.args, dict(node.kwargs)), _value)
     target, arguments, options = cast("Any", node.target), *values
     if target is not None and target is _torch.convolution_with_activation():

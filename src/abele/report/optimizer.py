@@ -1,4 +1,4 @@
-"""Values of a run's optimizer, and their changes."""
+"""Records the hyperparameters of a run's optimizer, and their changes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ KEPT = 1000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParameterGroup:
-    """Parameters that are updated with the same numbers.
+    """A parameter group of a recorded optimizer.
 
     Attributes:
         parameters: number of tensors.
-        values: before the first call, by name: ``lr``, ``momentum``, ``beta1``, ...
+        values: hyperparameters before the first call: ``lr``, ``momentum``, ``beta1``, ...
     """
 
     parameters: int
@@ -29,11 +29,11 @@ class ParameterGroup:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Change:
-    """Values of an optimizer that changed between two calls.
+    """A change of optimizer hyperparameters between two calls.
 
     Attributes:
         calls: number of calls before it.
-        values: those that change, by name: ``group0.lr``, ``loss_scaling``.
+        values: the new values by name: ``group0.lr``, ``loss_scaling``.
     """
 
     calls: int
@@ -42,15 +42,15 @@ class Change:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """The optimizer of a run.
+    """The recorded optimizer of a run, with its hyperparameters and their changes.
 
     Attributes:
-        name: of its class, such as ``torch.optim.SGD``; of its rule if no object was there.
-        groups: with their values before the first call.
-        values: that belong to no group, before the first call: ``loss_scaling`` and
-            ``max_grad_norm`` where they have an effect.
-        changes: what was set between calls, in order; not what a device changes by itself.
-        left_out: number of changes left out before the last one.
+        name: name of its class, such as ``torch.optim.SGD``, or else of its update rule.
+        groups: parameter groups, with their values before the first call.
+        values: values of no group before the first call: ``loss_scaling`` and ``max_grad_norm``
+            if they have an effect.
+        changes: changes by the program between calls, in order.
+        left_out: number of omitted changes before the last one.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Optimizer:
     left_out: int = 0
 
     def begins_with(self) -> dict[str, float]:
-        """Return all values before the first call, by the names that changes have."""
+        """Return all hyperparameters before the first call, as ``group0.lr``."""
         of_groups = {
             f"group{index}.{name}": value
             for index, group in enumerate(self.groups)
@@ -69,18 +69,18 @@ class Optimizer:
         return of_groups | self.values
 
     def latest(self) -> dict[str, float]:
-        """Return all values after the last change."""
+        """Return all hyperparameters after the last recorded change."""
         values = self.begins_with()
         for each in self.changes:
             values |= each.values
         return values
 
     def known_calls(self) -> float:
-        """Return up to which call all values are known; infinity if no change was left out."""
+        """Return the number of calls with known hyperparameters; infinity if all are known."""
         return self.changes[KEPT - 1].calls if self.left_out else math.inf
 
     def history(self, name: str) -> Iterator[tuple[int, float]]:
-        """Return the values of one name, each with the number of calls before it."""
+        """Yield the values of a hyperparameter, each with the number of calls before it."""
         begin = self.begins_with()
         if name in begin:
             yield 0, begin[name]
@@ -93,9 +93,9 @@ def optimizer_of(rule: UpdateRule, name: str, restored: Mapping[str, float]) -> 
     """Return the record of an optimizer before the first call.
 
     Args:
-        rule: its update rule.
-        name: name of its class.
-        restored: values from a saved state, which take precedence, by name.
+        rule: the update rule.
+        name: name of the optimizer's class.
+        restored: values from a saved state by name, which take precedence.
     """
     groups = tuple(
         ParameterGroup(
@@ -120,10 +120,10 @@ def _of_all(rule: UpdateRule, restored: Mapping[str, float]) -> dict[str, float]
 
 
 def changed(before: Optimizer, now: Optimizer, calls: int) -> Optimizer:
-    """Return the record of an optimizer after values were set.
+    """Return the record of an optimizer with a change of hyperparameters added.
 
     Args:
-        before: the record before.
+        before: the record without the change.
         now: a record that begins with the new values.
         calls: number of calls so far.
     """

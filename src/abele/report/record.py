@@ -1,7 +1,7 @@
-"""Record of a run, as typed values and as the file ``run.json``.
+"""Record of a run, as typed values and as the JSON file ``run.json``.
 
-Numbers are bytes, seconds, or counts. A field that is added later gets a default, so older files
-stay readable; a change that breaks this raises ``SCHEMA``.
+Numbers are bytes, seconds, or counts. New fields have defaults, so that older files stay readable;
+an incompatible change increases ``SCHEMA``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FILE = "run.json"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Process:
-    """The process of a run, so that a reader can find out whether it is still alive.
+    """The process of a run, described so that readers can check whether it is alive.
 
     Attributes:
         pid: process number.
@@ -41,7 +41,7 @@ class Process:
     clock_ns: int
 
     def is_alive(self) -> bool | None:
-        """Return whether the process runs; None if this machine cannot know."""
+        """Return whether the run's process is alive; None on another machine."""
         if self.machine != temporary.this_machine():
             return None
         return temporary.runs(self.pid, self.since)
@@ -49,7 +49,7 @@ class Process:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The machine of a run.
+    """The machine and software versions of a run.
 
     Attributes:
         processor: name of the processor.
@@ -72,10 +72,10 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Build:
-    """The build of an executable; see ``abele.compile.build.BuildRecord``.
+    """The build of a run's executable; see ``abele.compile.build.BuildRecord``.
 
     Attributes:
-        compiled: code was compiled for a program; otherwise a cache saves no time.
+        compiled: whether code was compiled for a program; otherwise a cache saves no time.
         check: agreement of compiled with interpreted programs on this machine, in words; empty if
             nothing was compared.
     """
@@ -96,7 +96,7 @@ class Build:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stamp:
-    """A pass: its time and the number of nodes after it."""
+    """A compiler pass, with its time and the number of graph nodes after it."""
 
     by: str
     seconds: float
@@ -110,10 +110,10 @@ class Operators:
     Attributes:
         name: ``aten.convolution.default``.
         phase: ``forward``, ``backward`` or ``update``.
-        module: its path, names joined by ``/``; empty outside all.
+        module: module path, names joined by ``/``; empty outside all modules.
         count: number of uses.
-        operations: floating-point operations of those that torch has a formula for.
-        bytes: of all tensors that they read and make, each once per use.
+        operations: FLOPs of the uses for which torch has a formula.
+        bytes: bytes of all tensors that are read and written, each once per use.
     """
 
     name: str
@@ -126,12 +126,12 @@ class Operators:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Uses of one operator in one phase by one backend, with the reason.
+    """All uses of one operator in one phase by one backend, with the reason for the backend.
 
     Attributes:
         operator: as ``Operators.name``.
         phase: as of ``Operators``.
-        by: backend, as ``Kernel.what``; ``no code`` for a view and the like.
+        by: backend, as ``Kernel.what``; ``no code`` for views and similar operators.
         why: reason, as a part of a sentence.
         count: number of uses.
     """
@@ -145,17 +145,17 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tensor:
-    """A tensor that takes memory at the peak.
+    """A tensor that is live at the peak of a program's memory.
 
     Attributes:
-        operator: what made it.
+        operator: the operator that computes it.
         phase: as of ``Operators``.
         module: as of ``Operators``.
         line: ``FILE:LINE in FUNCTION`` of the user's source; empty if unknown.
         type: ``f32[16, 8, 28, 28]``.
-        bytes: how much it takes.
+        bytes: size in bytes.
         first: the first step that uses it.
-        last: the last one.
+        last: the last step that uses it.
     """
 
     operator: str
@@ -170,7 +170,7 @@ class Tensor:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """Work between two readings of the clock in a run that is timed.
+    """A timed kernel of a program: the work between two clock readings.
 
     Attributes:
         what: backend: ``torch``, ``loop``, or the name of a kernel.
@@ -197,14 +197,14 @@ class Kernel:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Timing:
-    """A program that was run with clocks and without, in turns, on copies of its state.
+    """The measured time of a program, in runs with and without clocks on copies of its state.
 
     Attributes:
         runs: number of runs of each kind that are averaged, the fastest quarter.
-        seconds: of a run without clocks.
-        clocked: of a run with clocks.
-        clocks: what of that the clocks took, from measuring them alone.
-        kernels: in the order in which they run.
+        seconds: seconds of a run without clocks.
+        clocked: seconds of a run with clocks.
+        clocks: overhead of the clocks in seconds, measured separately.
+        kernels: kernels in execution order.
     """
 
     runs: int
@@ -215,23 +215,23 @@ class Timing:
 
     @property
     def attributed(self) -> float:
-        """Seconds of a call spent in kernels."""
+        """Seconds of a timed run spent in kernels."""
         return sum(each.seconds for each in self.kernels)
 
     @property
     def unattributed(self) -> float:
-        """Seconds between kernels, without the overhead of the clocks."""
+        """Seconds of a timed run between kernels, without the overhead of the clocks."""
         return max(0.0, self.clocked - self.clocks - self.attributed)
 
     @property
     def whole(self) -> float:
-        """Seconds in and between kernels."""
+        """Seconds of a timed run in and between kernels."""
         return self.attributed + self.unattributed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Peak rates of this machine, measured with some number of threads.
+    """Measured peak FLOP rate and memory bandwidths of this machine.
 
     Attributes:
         threads: number of threads of torch.
@@ -244,7 +244,7 @@ class Limits:
     bandwidths: tuple[tuple[int, float], ...]
 
     def least(self, operations: int, moved: int) -> float:
-        """Return the least seconds for so many FLOPs and bytes on this machine."""
+        """Return the least seconds that this machine needs for some FLOPs and bytes."""
         fitting = [rate for size, rate in self.bandwidths if size <= moved]
         rate = fitting[-1] if fitting else self.bandwidths[0][1]
         return max(operations / self.operations, moved / rate)
@@ -259,7 +259,7 @@ def _rate(value: float) -> str:
 
 @dataclasses.dataclass(slots=True)
 class Waits:
-    """Waiting time of one thread for its batches.
+    """Accumulated time for which a thread waited for batches of a data loader.
 
     Attributes:
         ns: nanoseconds so far.
@@ -270,14 +270,14 @@ class Waits:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loop:
-    """The times of a loop over a loader, from one batch to the next.
+    """Measured times of a loop over a data loader.
 
     Attributes:
         batches: number of batches.
-        steps: of the device, per batch.
-        seconds: from batch to batch, of all together.
-        waiting: seconds of that until a batch that was asked for was there.
-        why_single: why items were fetched one by one; empty if they were not.
+        steps: device steps per batch.
+        seconds: total seconds from batch to batch.
+        waiting: part of ``seconds`` spent waiting for requested batches.
+        why_single: reason why items were fetched one by one; empty if they were not.
     """
 
     batches: int
@@ -288,11 +288,11 @@ class Loop:
 
     @property
     def bound(self) -> str:
-        """``input-bound`` if waiting takes longer than the work, else ``compute-bound``."""
+        """Bottleneck of the loop: ``input-bound`` or ``compute-bound``."""
         return "input-bound" if self.waiting > 0.5 * self.seconds else "compute-bound"
 
     def sentence(self) -> str | None:
-        """Return the bottleneck and the rate with free input; None after too short a loop."""
+        """Return the loop's bottleneck and its rate without waiting; None after a short loop."""
         working = self.seconds - self.waiting
         if self.batches < _LEAST_BATCHES or self.seconds < _LEAST_S or working <= 0:
             return None
@@ -308,16 +308,16 @@ class Loop:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Memory of a program in addition to its state and inputs.
+    """Recorded memory use of a program, in addition to its state and inputs.
 
     Attributes:
-        basis: source of the numbers, in words.
+        basis: source of the numbers.
         steps: number of steps.
-        reserved: bytes that it keeps between calls.
+        reserved: bytes that stay allocated between calls.
         peak: peak bytes.
         peak_step: first step at the peak.
-        live: pairs of step and live bytes; of many steps the fullest of each group.
-        kinds: for each entry of ``live``, its bytes by kind.
+        live: pairs of step and live bytes; of many steps, the maximum of each group.
+        kinds: bytes of each entry of ``live``, by kind.
         phases: first step of each phase.
         largest: buffers at the peak, the largest first.
         others: bytes of the other buffers at the peak.
@@ -339,14 +339,14 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """Work of a pipeline stage on a micro-batch.
+    """The forward or backward pass of a pipeline stage on a micro-batch, with its time.
 
     Attributes:
         stage: number of the stage.
         micro_batch: number of the micro-batch.
-        backward: backward instead of forward.
-        begin: seconds since the passage through the pipeline began.
-        end: seconds since the passage through the pipeline began.
+        backward: whether the pass is backward.
+        begin: seconds since the first task of the pipeline began.
+        end: seconds since the first task of the pipeline began.
     """
 
     stage: int
@@ -358,13 +358,13 @@ class Task:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """A passage of micro-batches through the stages of a pipeline, up to an update.
+    """A timeline of micro-batches through the stages of a pipeline, up to an update.
 
     Attributes:
-        stages: what each has, in words.
-        tasks: in any order.
-        bubble: the share of all stages' time in which they waited.
-        ideal: the same if all stages took equally long.
+        stages: description of each stage.
+        tasks: tasks in any order.
+        bubble: share of all stages' time in which they waited.
+        ideal: the same share for equally long stages.
     """
 
     stages: tuple[str, ...]
@@ -375,12 +375,12 @@ class Pipeline:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
-    """A program of a run.
+    """The record of a compiled program of a run.
 
     Attributes:
         name: ``step``, ``accumulate``, ``apply``, ``forward``, or a part of a pipeline.
         lowering: name of its lowering.
-        reason: reason for the lowering, in words.
+        reason: reason for the lowering.
         given: bytes of its inputs by role.
         history: capture and passes.
         operators: its operators.
@@ -388,7 +388,7 @@ class Program:
         text: its operations as Python; cut off if very long.
         timing: times of its kernels; None if they were not timed.
         untimed: reason why they were not timed, if timing was wanted.
-        declined: for each preferred lowering that declined it, the reason.
+        declined: reason of each preferred lowering that declined the program.
         choices: backends of its operators with reasons; the most frequent first.
         captured: hash of the program before the passes of its lowering.
         fingerprint: hash of the program after all passes.
@@ -414,13 +414,13 @@ class Program:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Option:
-    """An option that somebody has set.
+    """An option that the user has set, and its effect.
 
     Attributes:
-        name: as a program calls it.
-        value: as text.
+        name: name in the user's program.
+        value: value as text.
         status: ``honoured``, ``no effect`` or ``rejected``.
-        note: what that means.
+        note: explanation of the status.
     """
 
     name: str
@@ -431,27 +431,27 @@ class Option:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run of a model.
+    """The record of a run of a model, as stored in ``run.json``.
 
     Attributes:
         schema: version of this file.
         abele: version that wrote it.
         name: name of the model.
-        training: whether it trains.
+        training: whether the run trains.
         process: the process.
         machine: the machine.
         configuration: partition of a call's batch.
         options: options that were set.
-        build: build of the executable; None before.
+        build: build of the executable; None before it is built.
         state: bytes of one copy of parameters, buffers and so on, by role.
-        programs: its programs; empty before the build.
+        programs: the compiled programs; empty before the build.
         exchanged: ``calls``, ``bytes`` and ``seconds`` of exchanges with other processes.
         notes: further sentences, such as why there is no pipeline.
         limits: peak rates of the machine, if kernels were timed.
-        pipeline: latest passage through the pipeline; None without stages.
-        host_steps: training steps made on the host, outside of the programs; None if not counted.
-        host_said: lines of these steps.
-        loop: longest loop over a loader around the calls; None without one.
+        pipeline: latest timeline of the pipeline; None without stages.
+        host_steps: training steps on the host, outside of the programs; None if not counted.
+        host_said: source lines of these steps.
+        loop: longest loop over a data loader around the calls; None without one.
         optimizer: the optimizer; None for inference.
     """
 
@@ -476,7 +476,7 @@ class Run:
     optimizer: Optimizer | None = None
 
     def write(self, folder: Path) -> None:
-        """Write ``run.json`` at once or not at all.
+        """Write ``run.json`` atomically into a folder.
 
         Raises:
             OSError: the folder cannot be written, or the disk is full.
@@ -485,13 +485,13 @@ class Run:
 
 
 def only_run(path: Path) -> Path:
-    """Return the only run inside of a folder that is none itself, such as ``enableProfiling``'s.
+    """Return the folder of the only run inside a folder that is no run itself.
 
     Args:
         path: folder or file, as for ``read_run``.
 
     Returns:
-        ``path`` if that is a run, or if there is none or more than one inside.
+        ``path`` if it is a run, or if it does not contain exactly one run.
     """
     if not path.is_dir() or _is_record(path / FILE):
         return path
@@ -500,7 +500,7 @@ def only_run(path: Path) -> Path:
 
 
 def _is_record(file: Path) -> bool:
-    """Return whether a file may be a record; other programs have files of this name, too."""
+    """Return whether a ``run.json`` may be a record; other programs use this name, too."""
     try:
         return "schema" in json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -518,13 +518,13 @@ def _inside(path: Path) -> list[Path]:
 
 
 def read_run(path: Path) -> Run:
-    """Read a run.
+    """Read the record of a run.
 
     Args:
-        path: the file, or the folder that has it.
+        path: the file or its folder.
 
     Raises:
-        ReportError: there is none, it is damaged, or a newer version has written it.
+        ReportError: the file is missing or damaged, or a newer version wrote it.
     """
     file = path / FILE if path.is_dir() else path
     try:
@@ -555,7 +555,7 @@ def _hint(folder: Path) -> str:
 
 
 def _decoded(kind: Any, value: Any) -> Any:
-    """Convert a JSON value to the type of a field; unknown keys are left out."""
+    """Convert a JSON value to the type of a record's field; unknown keys are ignored."""
     if dataclasses.is_dataclass(kind):
         types_of = typing.get_type_hints(kind)
         known = [field.name for field in dataclasses.fields(kind) if field.name in value]

@@ -1,4 +1,4 @@
-"""Recorder of a run: writes record, journal and page while the run goes on."""
+"""Records a run: writes record, journal and page while the run goes on."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from abele.warn import warn_user
 
 
 class Uncalled:
-    """Writer of the page of a wrapper that was never called, at the end of the process.
+    """Writes the report of a model wrapper that was never called, at the end of the process.
 
     Args:
-        folder: of the run; one that has a run of this process already stays as it is.
-        run: gives what is known of it.
+        folder: folder of the run; unchanged if it contains a run of this process already.
+        run: returns the record of the run.
     """
 
     def __init__(self, folder: Path, run: Callable[[], Run]):
@@ -49,16 +49,16 @@ class Uncalled:
         endings.watch(self)
 
     def begun(self) -> None:
-        """Stop waiting, because the wrapper was called."""
+        """Cancel the report of an uncalled wrapper, because the wrapper was called."""
         endings.leave(self)
 
     def failed(self, where: str, error: BaseException) -> None:
-        """Record an error that no code of the program caught."""
+        """Record an error that the program did not catch."""
         text = endings.text_of(error)
         self._lines.append(self._line("error", text, type=type(error).__name__, where=where))
 
     def ended(self, how: str) -> None:
-        """Write the report page at the end of a run."""
+        """Write the report of an uncalled wrapper at the end of the process."""
         endings.leave(self)
         with Trouble():
             if not self._has_run():
@@ -100,9 +100,9 @@ CHANGED_S = 1.0
 
 
 class Trouble:
-    """Context of code that writes a report: its first error is a warning, and none ends the run.
+    """Context manager that turns errors of writing a report into one warning.
 
-    No generator of ``contextlib``, in whose file the warning would be.
+    It is no generator of ``contextlib``, whose file would be the source of the warning.
     """
 
     def __init__(self):
@@ -122,23 +122,22 @@ class Trouble:
 
 
 class Recorder(Observer):
-    """Records a run in a folder; an observer of its building and of its session.
+    """Records a run in a folder, as an observer of its build and of its session.
 
-    Nothing that it does ends the run: files that cannot be written are warned of.
+    Errors of writing files only cause a warning.
 
     Args:
-        folder: gets ``run.json``, ``journal.jsonl`` and ``report.html``; those of an older run are
-            replaced.
-        run: what is known before building.
-        latest: gives what is known by now, such as what was exchanged; told what was known, and
-            whether the run has ended well and may be looked at closely.
-        loading: gives what its thread waits for batches; asked now and then in the thread that
-            makes the calls.
-        trouble: warns of errors.
+        folder: folder for ``run.json``, ``journal.jsonl`` and ``report.html``; files of an older
+            run are replaced.
+        run: the record before building.
+        latest: returns the updated record, from the last one and whether the run has ended well,
+            which allows expensive measurements.
+        loading: returns the accumulated wait of the calling thread for batches.
+        trouble: turns errors into warnings.
 
     Attributes:
-        folder: as given.
-        run: what is known now.
+        folder: the folder.
+        run: the current record.
     """
 
     def __init__(
@@ -167,15 +166,15 @@ class Recorder(Observer):
     # -- what it is told -------------------------------------------------------------------
 
     def on_stage(self, stage: str, fraction: float) -> None:
-        """Record the begin of a part of building."""
+        """Record the beginning of a stage of building."""
         self._add("stage", self._now(), stage)
 
     def built(self, run: Run, loss: int | None) -> None:
-        """Record the programs after building.
+        """Record the compiled programs after building.
 
         Args:
             run: the new record.
-            loss: number of the output that is the loss; None if none is.
+            loss: index of the output that is the loss; None if none is.
         """
         self.run, self._loss, self._number = run, loss, self._first_number
         self._add("stage", self._now(), "calls")
@@ -184,16 +183,16 @@ class Recorder(Observer):
         self._write()
 
     def changed(self, run: Run, what: str) -> None:
-        """Record a change, such as that of the running programs."""
+        """Record a new state of the run, such as a switch to compiled programs."""
         self.run = run
         self._add("note", self._now(), what)
         self._write()
 
     def optimizer(self, now: Optimizer) -> None:
-        """Record the optimizer's values for the next calls.
+        """Record the optimizer's hyperparameters for the next calls.
 
         Args:
-            now: a record that begins with these values.
+            now: a record of the optimizer that begins with these values.
         """
         if self._pid != os.getpid() or self.run.optimizer is None:
             return
@@ -212,17 +211,17 @@ class Recorder(Observer):
             self._changed_ns = began + took + max(int(CHANGED_S * 1e9), TIMES * took)
 
     def on_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Read the loss: one number, or the mean of several."""
+        """Read the loss from a call's outputs; a loss of several elements is averaged."""
         if self._loss is not None:
             self._value = self._number(outputs[self._loss])
 
     def _first_number(self, loss: torch.Tensor) -> float:
-        """Find out once how to read the loss of every call."""
+        """Choose how to read the loss, by its number of dimensions, and read it."""
         self._number = torch.Tensor.item if loss.dim() == 0 else _mean
         return self._number(loss)
 
     def on_call_end(self, call: CallRecord) -> None:
-        """Record a call, or its error."""
+        """Record a call of the model, or its error."""
         # At every call, so what can wait is done for many calls at once.
         self._pending.append((call, self._value, self._waits.ns))
         self._value = None
@@ -230,7 +229,7 @@ class Recorder(Observer):
             self._catch_up(call)
 
     def _catch_up(self, call: CallRecord) -> None:
-        """Write calls up to this one to the journal, and the page if it is time."""
+        """Write pending calls to the journal, and the page if it is due."""
         self._drain()
         self._waits = self._loading()  # another thread may make the calls by now
         if call.error is not None:
@@ -241,7 +240,7 @@ class Recorder(Observer):
             self._ended_ns = time.perf_counter_ns()  # no call waited for that
 
     def _drain(self) -> None:
-        """Write calls to the journal; several threads may call this."""
+        """Write pending calls to the journal; safe to call from several threads."""
         if self._pid != os.getpid():  # before the lock, which another thread may have had
             self._pending.clear()
             return
@@ -260,7 +259,7 @@ class Recorder(Observer):
             self._due_ns = time.perf_counter_ns() + int(SPAN_S * 1e9) if late else 0
 
     def _together(self, calls: Sequence[_Ended]) -> Window:
-        """Return many calls as one window, of which the journal gets four per second."""
+        """Return consecutive calls as one window of the journal."""
         start, before = self.run.process.clock_ns, self._ended_ns
         waited = inputs = computed = outputs = compiling = 0
         times: list[float] = []
@@ -294,10 +293,10 @@ class Recorder(Observer):
         )
 
     def failed(self, where: str, error: BaseException) -> None:
-        """Record an error, and write the page.
+        """Record an error of the run, and write the page.
 
         Args:
-            where: activity, in words.
+            where: activity during which it occurred.
             error: the error; its causes are recorded, too.
         """
         text = endings.with_causes(error)
@@ -317,7 +316,7 @@ class Recorder(Observer):
         self._write()
 
     def looked(self, run: Run) -> None:
-        """Record facts found between two calls, without counting the time for either.
+        """Record facts found between two calls, excluding the time this takes.
 
         Args:
             run: the new record.
@@ -351,12 +350,12 @@ class Recorder(Observer):
         self._again_ns = began + took + max(int(AGAIN_S * 1e9), TIMES * took)
 
     def read(self) -> Journal:
-        """Return the journal so far."""
+        """Return the journal of the run so far."""
         self._drain()
         return read_journal(self.folder)
 
     def _trying(self, write: Callable[[], Any]) -> None:
-        """Call ``write``, except in a forked child or for a deleted folder."""
+        """Call a function that writes files, except in a forked child or a deleted folder."""
         with self._trouble:
             if self._pid == os.getpid() and self.folder.is_dir():
                 write()
@@ -367,7 +366,7 @@ def _mean(losses: torch.Tensor) -> float:
 
 
 def parts_of(call: CallRecord) -> tuple[int, int, int]:
-    """Return the nanoseconds of a call for inputs, computing and outputs; they add up to it."""
+    """Return the nanoseconds of a call spent on inputs, computing and outputs."""
     marks = nanoseconds(call.marks)
     ends = marks[1::2]
     if not ends:
@@ -381,4 +380,4 @@ def _warn(text: str) -> None:
 
 
 class ReportWarning(UserWarning):
-    """A part of a report could not be written; the run itself goes on."""
+    """Warning that part of a report could not be written; the run goes on."""

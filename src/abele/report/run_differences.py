@@ -1,4 +1,4 @@
-"""Differences between the records of two runs: settings, machine, time, memory, programs, losses.
+"""Finds differences between two recorded runs: settings, machine, time, memory, programs, losses.
 
 Times differ if their quartiles do not overlap and their medians differ by more than ``LEAST``.
 Two runs of one program therefore show no difference, unless something slowed one of them down.
@@ -34,14 +34,14 @@ Files = tuple[Run, Journal]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A value that differs between two runs.
+    """A named value that differs between two runs.
 
     Attributes:
         kind: name of a field of ``Comparison``.
         what: name of the value.
         first: value in the first run, formatted.
         second: value in the second run, formatted.
-        change: relative increase in the second run; None if the value is no quantity.
+        change: relative increase in the second run; None if the value is not a number.
     """
 
     kind: str
@@ -54,14 +54,14 @@ class Difference:
 def _numbers(
     kind: str, what: str, values: tuple[float, float], say: Callable[[float], str]
 ) -> Difference:
-    """Return the difference of two numbers."""
+    """Return the difference between a number in two runs, with its relative change."""
     first, second = values
     change = (second - first) / first if first else None
     return Difference(kind=kind, what=what, first=say(first), second=say(second), change=change)
 
 
 def differences(first: Files, second: Files) -> list[Difference]:
-    """Return all differences: the optimizer's, then others by descending change."""
+    """Return all differences between two runs: the optimizer's, then others by size."""
     (a, calls_a), (b, calls_b) = first, second
     differing = [
         *_time(steady(calls_a), steady(calls_b)),
@@ -156,10 +156,10 @@ def _say(value: object) -> str:
 
 
 def of_optimizers(first: Files, second: Files) -> list[Difference]:
-    """Return the differences of class, groups and values; learning rates come first.
+    """Return the differences between the optimizers of two runs, learning rates first.
 
-    Values are compared up to the last update of the shorter run. The list is empty if a record has
-    no values of the optimizer.
+    Class, groups and hyperparameters are compared, up to the last update of the shorter run. The
+    list is empty if a record has no optimizer.
     """
     one, other = first[0].optimizer, second[0].optimizer
     if one is None or other is None:
@@ -189,7 +189,7 @@ def _of_optimizer(what: str, first: str, second: str) -> Difference:
 
 
 def _value_name(name: str, optimizer: Optimizer) -> str:
-    """Format a value's name as ``lr of group 1``, or ``lr`` if there is only one group."""
+    """Format an optimizer value's name as ``lr of group 1``, or ``lr`` with a single group."""
     group, _, value = name.rpartition(".")
     if len(optimizer.groups) < 2 or not group:
         return value
@@ -197,25 +197,25 @@ def _value_name(name: str, optimizer: Optimizer) -> str:
 
 
 class _Updates:
-    """The optimizer's values of a run by update."""
+    """The optimizer's hyperparameters of a run, by number of updates."""
 
     def __init__(self, run: Run, journal: Journal):
         self._optimizer, self._journal = run.optimizer, journal
         self._a_call = run.configuration.get("device_iterations", 1)
 
     def values(self, name: str) -> dict[int, float]:
-        """Return each value by the number of updates made before it was set."""
+        """Return each value of a hyperparameter by the number of updates before it was set."""
         assert self._optimizer is not None
         return {calls * self._a_call: value for calls, value in self._optimizer.history(name)}
 
     def known(self) -> float:
-        """Return the number of updates of which all values are known."""
+        """Return the number of updates for which all hyperparameters are known."""
         assert self._optimizer is not None
         return min(self._journal.calls, self._optimizer.known_calls()) * self._a_call
 
 
 def _of_value(what: str, one: _Updates, other: _Updates, name: str) -> Iterator[Difference]:
-    """Yield the first difference of an optimizer value, if any."""
+    """Yield the first difference between an optimizer's hyperparameter in two runs, if any."""
     first, second = one.values(name), other.values(name)
     if not (0 in first and 0 in second):
         if first.get(0) != second.get(0):
@@ -237,13 +237,13 @@ def _of_value(what: str, one: _Updates, other: _Updates, name: str) -> Iterator[
 
 
 def programs_of_both(first: Run, second: Run) -> dict[str, tuple[Program, Program]]:
-    """Return the programs that both runs have, by name."""
+    """Return the programs that two runs have in common, by name."""
     others = {each.name: each for each in second.programs}
     return {each.name: (each, others[each.name]) for each in first.programs if each.name in others}
 
 
 def _kernels(first: Run, second: Run) -> Iterator[Difference]:
-    """Yield the lowerings, backends and counts that differ in programs of both runs."""
+    """Yield differences in lowerings, backends and operator counts of common programs."""
     for name, (one, other) in programs_of_both(first, second).items():
         if one.lowering == other.lowering:
             yield from _backends(name, one, other)
@@ -258,7 +258,7 @@ def _kernels(first: Run, second: Run) -> Iterator[Difference]:
 
 
 def _backends(name: str, one: Program, other: Program) -> Iterator[Difference]:
-    """Yield operators that another kernel or library computes in the second run."""
+    """Yield operators that different backends compute in two runs."""
     backends: list[defaultdict[tuple[str, str], set[str]]] = []
     for program in (one, other):
         backends.append(defaultdict(set))
@@ -285,7 +285,7 @@ _SLOT = re.compile(r" {4}(?P<name>\w+),  # (?P<kind>.*)")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Operation:
-    """An operation in the text of a program.
+    """An operation in the recorded text of a program.
 
     Attributes:
         text: ``v2 = aten.relu.default(v1)  # f32[4, 4]``.
@@ -300,15 +300,15 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProgramDifference:
-    """The difference between two programs of one name.
+    """The difference between two programs of the same name.
 
     Attributes:
         name: name of the program.
         slots: inputs and state whose type, shape or role differs, as (name, first, second); an
             empty string means that a program has none of that name.
-        operations: the first operation of each that differs; None if a program ends before it.
+        operations: the first differing operation of each; None if a program ends before it.
             Both are None if the texts are equal.
-        by: ``capture`` or ``passes``, which made them differ; empty if unknown.
+        by: the cause of the difference, ``capture`` or ``passes``; empty if unknown.
         constants: names of constants whose values differ.
         fingerprints: fingerprints of both; empty in older records.
     """
@@ -322,7 +322,7 @@ class ProgramDifference:
 
 
 def _compare_texts(first: Program, second: Program) -> ProgramDifference:
-    """Compare the texts of two programs as far as the records keep them."""
+    """Compare the recorded texts of two programs."""
     before, after = slots(first), slots(second)
     names = dict.fromkeys([*before, *after])
     return ProgramDifference(
@@ -354,7 +354,7 @@ def _first_other(first: Program, second: Program) -> tuple[Operation | None, Ope
 
 
 def _operations(program: Program) -> Iterator[Operation]:
-    """Yield the operations of a text in order, without one that is cut off."""
+    """Yield the operations of a program's recorded text, without a truncated one."""
     phase = line = ""
     lines = itertools.dropwhile(lambda line: line != _BODY, _lines(program))
     for each in map(str.strip, lines):
@@ -367,7 +367,7 @@ def _operations(program: Program) -> Iterator[Operation]:
 
 
 def _lines(program: Program) -> list[str]:
-    """Return the complete lines of a text, without a truncated last line."""
+    """Return the lines of a program's recorded text, without a truncated last line."""
     lines = program.text.splitlines()
     return lines[:-2] if _is_cut(program) else lines
 
@@ -377,14 +377,14 @@ def _is_cut(program: Program) -> bool:
 
 
 def _maker(first: Program, second: Program) -> str:
-    """Return ``capture`` or ``passes``, which made the programs differ; empty if unknown."""
+    """Return whether ``capture`` or ``passes`` made two programs differ; empty if unknown."""
     if not (first.captured and second.captured):
         return ""
     return "capture" if first.captured != second.captured else "passes"
 
 
 def of_programs(first: Run, second: Run) -> Iterator[ProgramDifference]:
-    """Yield the differing programs, by fingerprint if both records have them, else by text."""
+    """Yield the programs that differ, by fingerprint if both records have it, else by text."""
     for one, other in programs_of_both(first, second).values():
         prints = one.fingerprint, other.fingerprint
         each = _compare_texts(one, other)
@@ -402,7 +402,7 @@ def of_programs(first: Run, second: Run) -> Iterator[ProgramDifference]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pair:
-    """The losses of one update.
+    """The losses of two runs after the same update.
 
     Attributes:
         update: number of the update, from 1; the last one of a call with several.
@@ -416,7 +416,7 @@ class Pair:
 
     @property
     def distance(self) -> float | None:
-        """Distance relative to the larger loss; None unless both are finite."""
+        """Distance between two losses, relative to the larger; None unless both are finite."""
         if isinstance(self.first, str) or isinstance(self.second, str):
             return None
         largest = max(abs(self.first), abs(self.second))
@@ -425,12 +425,12 @@ class Pair:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Losses:
-    """The losses of two runs.
+    """The comparison of two runs' losses.
 
     Attributes:
         updates: number of updates of each run.
         compared: number of updates whose losses both records have.
-        parted: number of these that differ.
+        parted: number of compared updates whose losses differ.
         before: last update with equal losses before the first difference; 0 if there is none.
         first: first update whose losses differ; None if none does.
         largest: pair with the largest distance; None if no pair that differs is finite.
@@ -476,7 +476,7 @@ def _updates(run: Run, journal: Journal) -> int:
 
 
 def _losses(run: Run, journal: Journal) -> dict[int, float | str]:
-    """Return losses by the number of updates made at the end of their call."""
+    """Return the losses of a run by the number of updates made at the end of the call."""
     a_call = run.configuration.get("device_iterations", 1)
     return {
         (each.first + each.count) * a_call: each.instead if each.loss is None else each.loss

@@ -1,4 +1,4 @@
-"""State of a run, read from the run's record and journal."""
+"""Determines the state of a run, such as running or failed, from its record and journal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from abele.report.record import Program, Run, Timing
 
 
 class State(enum.StrEnum):
-    """State or end of a run."""
+    """States and ends of a run."""
 
     RUNNING = "is running"
     FINISHED = "finished"
@@ -24,11 +24,11 @@ class State(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Status:
-    """State or end of a run.
+    """State or end of a run, with a description.
 
     Attributes:
         state: the state.
-        sentence: description.
+        sentence: description of the state.
         error: the last error, if it ended the run or the run goes on after it.
     """
 
@@ -54,11 +54,11 @@ _FRAME = re.compile(r'^ *File "(?:.*[/\\])?([^"/\\]+)", line (\d+), in (\S+)', r
 
 
 def status_of(journal: Journal, alive: bool | None) -> Status:
-    """Return the state of a run.
+    """Determine the state of a run from its journal.
 
     Args:
-        journal: its journal.
-        alive: its process is alive; None if unknown.
+        journal: the run's journal.
+        alive: whether the run's process is alive; None if unknown.
     """
     errors = journal.of_kind("error")
     last = errors[-1] if errors else None
@@ -88,7 +88,7 @@ def status_of(journal: Journal, alive: bool | None) -> Status:
 
 
 def about(error: Moment) -> str:
-    """Describe the subject and location of an error in a sentence."""
+    """Describe the kind and place of an error in a sentence."""
     text = f"{error.type}: {error.what}".lower()
     kinds = [words for words, signs in _KINDS if any(sign in text for sign in signs)]
     place = f" in {error.where}" if error.where else ""
@@ -121,18 +121,18 @@ def _killed(journal: Journal, alive: bool | None) -> str:
 
 
 def _after(journal: Journal) -> str:
-    """Format the time of the last write to the journal."""
+    """Format the time of the journal's last entry."""
     moments = [each.at for each in journal.moments] + [each.until for each in journal.windows]
     return f", {max(moments):.1f} s after it began" if moments else ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Steady(Window):
-    """Calls after the first ones, which take longer; seconds are averages of a call.
+    """Averages over a run's calls without the slower first ones, in seconds per call.
 
     Attributes:
         waits: quartiles of the seconds before a call.
-        loads: quartiles of the seconds of that until a batch was there.
+        loads: quartiles of the seconds of loading a batch before a call.
     """
 
     waits: tuple[float, float, float]
@@ -140,7 +140,7 @@ class Steady(Window):
 
 
 def steady(journal: Journal) -> Steady | None:
-    """Return the later calls, without the first tenth or at most 32; None without calls."""
+    """Average a run's calls without the first tenth, at most 32; None without calls."""
     skip = min(32, max(1, journal.calls // 10)) if journal.calls > 1 else 0
     windows = [each for each in journal.windows if each.first >= skip]
     if not windows:
@@ -159,7 +159,7 @@ def steady(journal: Journal) -> Steady | None:
 
 
 def _quartiles(values: list[float]) -> tuple[float, float, float]:
-    """Return quartiles; of very many values those of evenly chosen ones."""
+    """Return the quartiles of a list; a list of very many values is subsampled."""
     return quarters_of(values[:: 1 + len(values) // 100_000])[1:4]
 
 
@@ -169,10 +169,10 @@ DISTURBED = 2.0
 
 @dataclasses.dataclass
 class Entry:
-    """The kernels that compute one operator in one phase.
+    """Summed times of the kernels that compute one operator in one phase.
 
     Attributes:
-        seconds: of all of them; of a kernel that computes several operators, the part of this one.
+        seconds: seconds of all kernels; shared among the operators of a kernel that has several.
         least: least seconds of the machine for this work.
         count: number of kernels.
         by: backends.
@@ -185,7 +185,7 @@ class Entry:
 
 
 def by_operator(timing: Timing) -> list[tuple[tuple[str, str], Entry]]:
-    """Return phase and name of each operator with its kernels, the longest first."""
+    """Sum kernel times by phase and operator, the longest first."""
     entries: dict[tuple[str, str], Entry] = {}
     for kernel in timing.kernels:
         for name, share in kernel.operators:
@@ -198,7 +198,7 @@ def by_operator(timing: Timing) -> list[tuple[tuple[str, str], Entry]]:
 
 
 def runs_in_call(run: Run, program: Program) -> int:
-    """Return how often a call runs a program."""
+    """Return how often a call of the model runs a program."""
     names = ["device_iterations"]
     if program.name != "apply":
         names += ["gradient_accumulation", "replicas"]
@@ -206,10 +206,9 @@ def runs_in_call(run: Run, program: Program) -> int:
 
 
 def slower(run: Run, journal: Journal) -> float:
-    """Return how many times as long as calls the runs took in which kernels were timed.
+    """Return how many times as long as calls the timed program runs took.
 
-    0 without either. A call is shorter than its programs together where stages of a pipeline work
-    at the same time; this is allowed for.
+    Returns 0 without calls or timed runs. Concurrent stages of a pipeline are accounted for.
     """
     later = steady(journal)
     if later is None or not run.programs or any(each.timing is None for each in run.programs):

@@ -1,7 +1,7 @@
-"""Times of a session's kernels, from runs of its programs with and without clocks.
+"""Measures the time of a session's kernels, in runs of its programs with and without clocks.
 
-Both run in turns on copies of the session's state and on inputs that are made up, so the session
-and the random numbers are afterwards as before, and none of these times is one of a call.
+Both run alternately on copies of the session's state and on synthetic inputs, so the session and
+the random numbers do not change, and these times are not part of any call.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _MEMORY_SHARE = 0.25
 
 
 def timed(run: Run, executable: Executable, state: DeviceState, budget_s: float = BUDGET_S) -> Run:
-    """Return a run's record with kernel times, or the reason for missing times.
+    """Measure kernel times of a run's programs, and return the extended record.
 
     Args:
-        run: the record; its programs are those of the executable.
+        run: the record of the executable's programs.
         executable: the executable.
         state: state of the session, which is copied.
-        budget_s: time for each program, which runs at least twice.
+        budget_s: seconds for each program, which runs at least twice.
     """
     device = executable.target.device().type
     known = _limits() if device == "cpu" else None
@@ -63,7 +63,7 @@ def timed(run: Run, executable: Executable, state: DeviceState, budget_s: float 
 
 
 def _limits() -> Limits:
-    """Return the peak rates of this machine with the present number of threads."""
+    """Return the peak rates of this machine with torch's present number of threads."""
     operations, bandwidths = machine_limits.measured()
     return Limits(threads=torch.get_num_threads(), operations=operations, bandwidths=bandwidths)
 
@@ -75,7 +75,7 @@ def _timed(
     known: Limits,
     budget_s: float,
 ) -> Timing | str:
-    """Return the kernel times of a program, or the reason for missing times."""
+    """Return the measured kernel times of a program, or the reason why there are none."""
     if any(has_effect(node) for node in all_nodes(program.graph)):
         return "it prints or calls the host, which it would do once more"
     arguments = _arguments(program, state)
@@ -93,7 +93,7 @@ def _timed(
 
 
 def _arguments(program: Program, state: DeviceState) -> list[torch.Tensor]:
-    """Return copies of the state, and made-up inputs."""
+    """Return copies of the session's state, and synthetic inputs, for a program."""
     arguments = state.arguments(program, 0)
     made_up = compiling.made_up(
         dataclasses.replace(
@@ -115,7 +115,7 @@ def _both(
     known: Limits,
     budget_s: float,
 ) -> Timing:
-    """Run a program with and without clocks in turns, and average the fastest quarter of each."""
+    """Time alternating runs with and without clocks, averaging the fastest quarter of each."""
     fresh = _Copies(program, arguments)
     random_state = torch.get_rng_state()
     without: list[float] = []
@@ -159,7 +159,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _seconds(call: Call, arguments: list[torch.Tensor]) -> float:
-    """Return the seconds of a run."""
+    """Return the seconds that a program's call takes."""
     began = time.perf_counter_ns()
     results = call(arguments)
     took = time.perf_counter_ns() - began
@@ -168,7 +168,7 @@ def _seconds(call: Call, arguments: list[torch.Tensor]) -> float:
 
 
 class _Copies:
-    """Buffers that a program may write, reset to the same values for each run."""
+    """Buffers that a program may write, reset to the same values before each run."""
 
     def __init__(self, program: Program, arguments: Sequence[torch.Tensor]):
         self._values = arguments
@@ -176,7 +176,7 @@ class _Copies:
         self._written = [index for index, slot in enumerate(program.inputs) if slot.mutated]
 
     def taken(self) -> list[torch.Tensor]:
-        """Return a new list of buffers."""
+        """Reset the buffers that the program writes, and return all buffers."""
         for index in self._written:
             self._copies[index].copy_(self._values[index])
         return list(self._copies)
@@ -187,7 +187,7 @@ def _described(
     runs: Sequence[Sequence[float]],
     known: Limits,
 ) -> tuple[Kernel, ...]:
-    """Describe each kernel, with its mean time in some runs."""
+    """Describe each kernel of a program, with its mean time over several runs."""
     parts = _parts_of_nodes(kernels)
     described: list[Kernel] = []
     for index, kernel in enumerate(kernels):
@@ -212,9 +212,9 @@ def _described(
 
 
 def _parts_of_nodes(kernels: Sequence[base.Kernel]) -> dict[torch.fx.Node, int]:
-    """Return the number of kernels that compute each node, which divide its FLOPs.
+    """Count the kernels that compute each graph node, to divide its FLOPs among them.
 
-    Concurrent kernels count if nothing else computes a node.
+    Concurrent kernels are counted only if no other kernel computes the node.
     """
     counts: dict[torch.fx.Node, int] = {}
     for kernel in kernels:
@@ -224,14 +224,14 @@ def _parts_of_nodes(kernels: Sequence[base.Kernel]) -> dict[torch.fx.Node, int]:
 
 
 def _work(kernel: base.Kernel, parts: dict[torch.fx.Node, int]) -> int:
-    """Return the FLOPs of a kernel."""
+    """Return the FLOPs of a kernel, with nodes of several kernels divided among them."""
     beside = kernel.what in BESIDE
     counted = [node for node in kernel.nodes if not (beside and parts[node])]
     return sum(operators.operations(node) // max(1, parts[node]) for node in counted)
 
 
 def _shares(nodes: Sequence[torch.fx.Node], moved: Sequence[int]) -> tuple[tuple[str, float], ...]:
-    """Return each operator's share of a kernel, by the bytes that it moves."""
+    """Return each operator's share of a kernel's bytes."""
     whole = sum(moved)
     shares: dict[str, float] = {}
     for node, size in zip(nodes, moved, strict=True):

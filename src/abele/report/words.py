@@ -1,4 +1,4 @@
-"""Formats of bytes, durations, shares, counts and numbers for people."""
+"""Formats bytes, durations, shares, counts and numbers for people."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 
 def size(count: float) -> str:
-    """Format bytes with a unit that leaves one to four digits."""
+    """Format a number of bytes with a unit, in one to four digits."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(count) >= scale:
             return f"{count / scale:,.1f} {unit}"
@@ -34,7 +34,7 @@ def _three_digits(value: float) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """Format a part in per cent."""
+    """Format a fraction of a total in per cent."""
     return f"{100 * part / whole:.1f} %" if whole else "0.0 %"
 
 
@@ -52,16 +52,16 @@ def number(value: float) -> str:
 
 
 def setting(value: float) -> str:
-    """Format a number that the user set with six digits."""
+    """Format a hyperparameter or other number that the user set, with six digits."""
     return f"{value:.6g}"
 
 
 def aligned(rows: Sequence[tuple[str, ...]], left: Collection[int] | None = None) -> list[str]:
-    """Format rows as lines of aligned columns.
+    """Format a table of texts as lines of aligned columns.
 
     Args:
-        rows: texts, with one per column in each row.
-        left: columns that are aligned to the left; None for all. Others are to the right.
+        rows: rows of cells.
+        left: columns aligned to the left, others to the right; None aligns all to the left.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [

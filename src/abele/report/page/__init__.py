@@ -1,7 +1,6 @@
-"""The page of a run: one HTML file that needs no other and no network, nor any JavaScript.
+"""Renders the page of a run: one HTML file without external files, network or JavaScript.
 
-It is a function of what ``run.json`` and the journal hold. What comes from there is text, whatever
-it looks like; ``markup`` sees to that.
+It depends only on ``run.json`` and the journal, whose text ``markup`` escapes.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ _LINKS = {
 
 
 def page(run: Run, journal: Journal, *, alive: bool | None = None) -> str:
-    """Return the page of a run as HTML.
+    """Return the HTML page of a run.
 
     Args:
         run: record of the run.
         journal: journal of the run.
-        alive: its process is alive; None if unknown.
+        alive: whether the run's process is alive; None if unknown.
     """
     status = status_of(journal, alive)
     has = bool(run.programs)
@@ -70,7 +69,7 @@ def page(run: Run, journal: Journal, *, alive: bool | None = None) -> str:
 
 
 def write_page(folder: Path, run: Run, journal: Journal, *, alive: bool | None = None) -> None:
-    """Write the page of a run into its folder, completely or not at all.
+    """Write the HTML page of a run atomically into the run's folder.
 
     Raises:
         OSError: the folder cannot be written, or the disk is full.
@@ -86,7 +85,7 @@ def write_page(folder: Path, run: Run, journal: Journal, *, alive: bool | None =
 
 
 def document(title: str, content: Html) -> str:
-    """Return a whole HTML file."""
+    """Return a complete HTML document from a title and content."""
     return "<!doctype html>\n" + tag(
         "html",
         tag(

@@ -1,4 +1,4 @@
-"""HTML and SVG of pages: elements with escaped text, styles, and plain text for terminals."""
+"""HTML and SVG for report pages: escaped elements, tables, charts, and conversion to text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN = 3  # programs that a section shows without a click
 
 
 class Html(str):
-    """Text that is markup already."""
+    """A string of HTML markup, which is not escaped again."""
 
     __slots__ = ()
 
@@ -24,13 +24,13 @@ Content: TypeAlias = "Html | str | int | float | Sequence[Content] | None"
 
 
 def tag(element: str, *content: Content, **attributes: str | float | bool | None) -> Html:
-    """Return an element.
+    """Return an HTML element with escaped content.
 
     Args:
-        element: its name.
-        content: what is inside; plain strings are escaped.
-        attributes: by name, ``class_`` for ``class`` and ``_`` for ``-``; None and False are left
-            out, True has no value.
+        element: name of the element.
+        content: content; plain strings are escaped.
+        attributes: attributes by name, ``class_`` for ``class`` and ``_`` for ``-``; None and
+            False are omitted, True has no value.
     """
     listed = "".join(
         f" {key.rstrip('_').replace('_', '-')}"
@@ -46,7 +46,7 @@ def tag(element: str, *content: Content, **attributes: str | float | bool | None
 
 
 def html(*content: Content) -> Html:
-    """Return content as markup, one after the other."""
+    """Concatenate content as HTML markup."""
     parts: list[str] = []
     for each in content:
         if each is None:
@@ -61,14 +61,14 @@ def html(*content: Content) -> Html:
 
 
 def section(title: str, *content: Content, name: str) -> Html:
-    """Return a section with a title, which links can point to."""
+    """Return an HTML section with a title, which links can point to."""
     return tag("section", tag("h2", title), *content, id=name)
 
 
 def table(
     heads: Sequence[str], rows: Sequence[Sequence[Content]], numbers: Sequence[int] = ()
 ) -> Html:
-    """Return a table that scrolls horizontally if too wide for the page.
+    """Return an HTML table that scrolls horizontally if too wide for the page.
 
     Args:
         heads: of the columns; none if there are none.
@@ -94,13 +94,13 @@ def long_table(
     numbers: Sequence[int] = (),
     most: int,
 ) -> Html:
-    """Return a table of which what comes after the first rows is shown on demand.
+    """Return an HTML table whose rows after the first few are collapsed.
 
     Args:
-        heads: as of ``table``, likewise ``rows`` and ``numbers``.
-        rows: of cells.
+        heads: column headings, as of ``table``.
+        rows: rows of cells.
         numbers: columns that are aligned right.
-        most: so many are shown at first, and some more if only few would be left.
+        most: number of rows shown at first, and some more if only few would remain.
     """
     if len(rows) <= most + most // 4:
         return table(heads, rows, numbers)
@@ -109,7 +109,7 @@ def long_table(
 
 
 def facts(rows: Sequence[tuple[str, Content]]) -> Html:
-    """Return names with their values; those that are long come last, on lines of their own."""
+    """Return an HTML list of names with values; long values come last, on lines of their own."""
     entries: list[tuple[bool, Html]] = []
     for name, value in rows:
         wide = isinstance(value, str) and len(value) > _LONG
@@ -119,22 +119,22 @@ def facts(rows: Sequence[tuple[str, Content]]) -> Html:
 
 
 def path_of(module: str) -> Html:
-    """Return the path of a module, which may break behind its dots."""
+    """Return a module path as HTML that may wrap after its dots."""
     return tag("span", module.replace("/", ".\u200b"), class_="value")
 
 
 def folded(title: Content, *content: Content, open_: bool = False) -> Html:
-    """Return collapsed content that a reader can unfold."""
+    """Return collapsed HTML content that a reader can expand."""
     return tag("details", tag("summary", title), *content, open=open_)
 
 
 def by_program(parts: Sequence[tuple[str, str, float, Content]]) -> Html:
-    """Return a section's content, under a heading for each program.
+    """Return a section's HTML content with a heading for each program.
 
-    Of many programs, such as those of a pipeline, only the one that needs most is shown at first.
+    Of many programs, such as those of a pipeline, all but the most expensive one are collapsed.
 
     Args:
-        parts: name of the program, what is said of it in short, how much it needs, and the rest.
+        parts: name, summary, cost and content of each program.
     """
     if len(parts) <= _SHOWN:
         return html([[tag("h3", tag("code", name)), rest] for name, _, _, rest in parts])
@@ -240,10 +240,10 @@ _OMITTED = frozenset({"programs"})
 
 
 def as_text(page: str) -> str:
-    """Return the text of an HTML page, a line for each paragraph and each row of a table.
+    """Convert an HTML page to text, a line for each paragraph and each row of a table.
 
     Args:
-        page: as ``page`` or ``comparison.page`` returns it.
+        page: result of ``page`` or ``comparison.page``.
     """
     reader = _Reader()
     reader.feed(page)
@@ -252,7 +252,7 @@ def as_text(page: str) -> str:
 
 
 class _Reader(HTMLParser):
-    """Parser that collects the text lines of a page."""
+    """HTML parser that converts a page to lines of plain text."""
 
     def __init__(self):
         super().__init__()
@@ -261,7 +261,7 @@ class _Reader(HTMLParser):
         self._silent: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Begin a line or a cell, or skip an element."""
+        """Begin a line or a cell of text, or skip an HTML element."""
         if tag in _SILENT or (tag == "section" and dict(attrs).get("id") in _OMITTED):
             self._silent.append(tag)
         elif tag in _LINES or tag == "div":
@@ -272,14 +272,14 @@ class _Reader(HTMLParser):
             self._line.append("  ")
 
     def handle_endtag(self, tag: str) -> None:
-        """End a line, or an element that was skipped."""
+        """End a line of text, or a skipped HTML element."""
         if self._silent and tag == self._silent[-1]:
             self._silent.pop()
         elif tag in _LINES or tag == "div":
             self._end_line()
 
     def handle_data(self, data: str) -> None:
-        """Add text to the line."""
+        """Append text of the HTML page to the line."""
         if not self._silent:
             self._line.append(data.replace("\u200b", ""))
 
@@ -300,15 +300,15 @@ WIDTH, HEIGHT = 1000.0, 240.0
 def frame(
     shapes: Content, *, top: str, left: str, right: str, title: str, height: int = 14
 ) -> Html:
-    """Return shapes with the words around them.
+    """Return an SVG chart with axis labels.
 
     Args:
-        shapes: in a box of ``WIDTH`` times ``HEIGHT``, y down.
-        top: what the upper edge means.
-        left: where the horizontal axis begins.
-        right: where it ends.
-        title: what is seen, for those who cannot.
-        height: of the picture, in rem.
+        shapes: SVG shapes in a box of ``WIDTH`` times ``HEIGHT``, y down.
+        top: label of the upper edge.
+        left: label of the left end of the horizontal axis.
+        right: label of the right end.
+        title: description for screen readers.
+        height: height in rem.
     """
     picture = tag(
         "svg",
@@ -324,7 +324,7 @@ def frame(
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> Html:
-    """Return a list of colours with their meanings, from pairs of class and words."""
+    """Return a chart's legend as HTML, from pairs of CSS class and label."""
     items = [tag("li", tag("i", class_=name), words) for name, words in entries]
     return tag("ul", items, class_="legend")
 
@@ -335,13 +335,13 @@ def stacked(
     kinds: Sequence[tuple[str, Sequence[float]]],
     top: float,
 ) -> Html:
-    """Return a chart of constant levels with stacked curves on top of them.
+    """Return SVG shapes of a chart: constant levels with stacked areas on top.
 
     Args:
-        bands: class, words and height of each level, from the bottom.
+        bands: CSS class, label and height of each level, from the bottom.
         begins: x of each step from 0 to ``WIDTH``.
-        kinds: class of each curve, from the bottom, and its own height at each step.
-        top: what ``HEIGHT`` stands for.
+        kinds: CSS class of each area, from the bottom, and its own height at each step.
+        top: value at ``HEIGHT``.
     """
     scale = HEIGHT / top if top else 0.0
     shapes: list[Html] = []
@@ -362,7 +362,7 @@ def stacked(
 def _band(
     begins: Sequence[float], below: Sequence[float], above: Sequence[float], scale: float
 ) -> str:
-    """Return the outline of the area between two curves."""
+    """Return the SVG path of the area between two step curves."""
     path = [f"M{_n(begins[0])},{_n(HEIGHT - below[0] * scale)}"]
     for end, height in zip([*begins[1:], WIDTH], above, strict=True):
         path.append(f"V{_n(HEIGHT - height * scale)}H{_n(end)}")
@@ -372,13 +372,13 @@ def _band(
 
 
 def line(points: Sequence[tuple[float, float]]) -> Html:
-    """Return a line through points in the box of the picture."""
+    """Return an SVG line through points in the chart's coordinates."""
     path = "L".join(f"{_n(x)},{_n(y)}" for x, y in points)
     return tag("path", d=f"M{path}", class_="line")
 
 
 def height_of(low: float, high: float) -> Callable[[float], float]:
-    """Return the function from a value to its y in the picture."""
+    """Return a function from a value to its y coordinate in a chart."""
     span = (high - low) or 1.0
     return lambda value: HEIGHT - (value - low) / span * HEIGHT
 

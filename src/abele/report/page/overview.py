@@ -1,4 +1,4 @@
-"""Sections on the course of a run: verdict, errors, proof, building, calls, loss and optimizer."""
+"""Sections of a run's page: verdict, errors, what ran where, building, calls, loss, optimizer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COLOURS = {State.FINISHED: "good", State.RUNNING: "good"}
 
 
 def verdict(run: Run, journal: Journal, status: Status) -> Html:
-    """Describe the course of the run in a sentence or two."""
+    """Return the page's lead paragraph on the course of a run."""
     kind = "Training" if run.training else "Inference"
     where = f" on {run.build.target}" if run.build is not None else ""
     colour = _COLOURS.get(status.state, "bad")
@@ -46,12 +46,12 @@ def verdict(run: Run, journal: Journal, status: Status) -> Html:
 
 
 def _fallback(build: Build) -> str:
-    """Return one sentence on why the run used a slower target than the fastest."""
+    """Return a sentence on why a run used a slower target than the fastest."""
     return f"It ran on the slower target {build.target}: {build.fallback}".partition(". ")[0] + "."
 
 
 def _running(build: Build, journal: Journal) -> str:
-    """Return which programs ran, and which are still being compiled."""
+    """Describe which programs a run executed, and which are still being compiled."""
     now, awaits, _ = build.running.partition(_AWAITED)
     if not awaits or journal.end is None:
         return build.running
@@ -59,7 +59,7 @@ def _running(build: Build, journal: Journal) -> str:
 
 
 def _bound(run: Run) -> str:
-    """Return the bottleneck of the loop over a loader, as at the end of the process."""
+    """Return a sentence on the bottleneck of the loop over a data loader; empty if unknown."""
     said = None if run.loop is None else run.loop.sentence()
     return f"The loop was {said}." if said else ""
 
@@ -88,7 +88,7 @@ def _peak(run: Run) -> str:
 
 
 def trouble(journal: Journal, status: Status) -> list[Html]:
-    """Return a box for each error, first the one that ended the run."""
+    """Return an HTML box for each error of a run, first the error that ended the run."""
     errors = journal.of_kind("error")
     if status.error is not None:
         errors = [*(each for each in errors if each is not status.error), status.error]
@@ -104,8 +104,8 @@ def trouble(journal: Journal, status: Status) -> list[Html]:
 def _together(errors: list[Moment]) -> list[list[Moment]]:
     """Group each error with earlier ones whose text it contains.
 
-    One that passes a call is noted there, again where it ends the program, and perhaps as the
-    cause of another. The last in each group says most.
+    An error is recorded for its call, again if it ends the program, and perhaps as the cause of
+    another error. The last error of a group has the most text.
     """
     groups: list[list[Moment]] = []
     for each in errors:
@@ -125,7 +125,7 @@ def _error(group: list[Moment]) -> Html:
 
 
 def proof(run: Run, journal: Journal) -> Html:
-    """Return a section of target, lowering, executable, calls, and steps on the host."""
+    """Return a section on a run's target, lowerings, executable, calls, and steps on the host."""
     build = run.build
     rows = [("calls", f"{journal.calls:,}")]
     if build is not None:
@@ -159,7 +159,7 @@ def proof(run: Run, journal: Journal) -> Html:
 
 
 def per_call(configuration: dict[str, int]) -> str:
-    """Describe the work of one call in words."""
+    """Describe how a call splits its batch: iterations, micro-batches, replicas and processes."""
     names = {
         "device_iterations": "device iteration",
         "gradient_accumulation": "accumulated micro-batch",
@@ -177,7 +177,7 @@ def per_call(configuration: dict[str, int]) -> str:
 
 
 def micro_batches(configuration: dict[str, int]) -> int:
-    """Return how many micro-batches a call of this process runs, those of its replicas included."""
+    """Return the number of micro-batches per call of a process, replicas included."""
     names = "device_iterations", "gradient_accumulation", "replicas"
     return math.prod(configuration.get(name, 1) for name in names)
 
@@ -203,7 +203,7 @@ _BEFORE_WITH_LOADER: Parts = (
 
 
 def timeline(run: Run, journal: Journal) -> Html:
-    """Return a section of the stages of building and the parts of calls."""
+    """Return a section of the page on the time of building and of calls."""
     content: list[Content] = [_building(run, journal)]
     if journal.windows:
         parts = parts_of(journal)
@@ -212,7 +212,7 @@ def timeline(run: Run, journal: Journal) -> Html:
 
 
 def parts_of(journal: Journal) -> Parts:
-    """Split the time from call to call; loader and compiler only if they took some."""
+    """Return the parts into which the time per call is split, with a label for each."""
     has_loader = any(each.loading for each in journal.windows)
     compiles = any(each.compiling for each in journal.windows)
     before = _BEFORE_WITH_LOADER if has_loader else _BEFORE
@@ -262,7 +262,7 @@ def _steady(journal: Journal, parts: Parts) -> Html | None:
 
 
 def loss(journal: Journal) -> Html | None:
-    """Return a section of the loss over the run."""
+    """Return a section of the page with a chart of the loss; None with fewer than two losses."""
     values = [
         (each.first + each.count, each.loss) for each in journal.windows if each.loss is not None
     ]
@@ -285,7 +285,7 @@ def loss(journal: Journal) -> Html | None:
 
 
 def pipeline(run: Run) -> Html | None:
-    """Return a section with the times of each stage; None without stages."""
+    """Return a section of the page with the times of each pipeline stage; None without stages."""
     shown = run.pipeline
     if shown is None or not shown.tasks:
         return None
@@ -320,7 +320,7 @@ _MOST = 12  # rows of a table at first
 
 
 def optimizer(run: Run) -> Html | None:
-    """Return a section of the optimizer's values; None for inference."""
+    """Return a section of the page with the optimizer's values; None for inference."""
     known = run.optimizer
     if known is None:
         return None
@@ -348,7 +348,7 @@ def _groups(known: Optimizer) -> Html:
 
 
 def _counted(known: Optimizer) -> str:
-    """Return the number of changes, and the value after the last."""
+    """Return a sentence on the number of optimizer changes and the last change."""
     said = words.count(len(known.changes) + known.left_out, "change")
     last = known.changes[-1]
     left = f" {known.left_out:,} before the last are not kept." if known.left_out else ""

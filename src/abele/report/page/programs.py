@@ -1,4 +1,4 @@
-"""Programs of a run: lowerings, passes, texts, operators, modules and memory."""
+"""Sections of a run's page on programs: lowerings, passes, operators, modules and memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST, _MOST_KERNELS = 30, 60
 
 
 def lowerings(run: Run) -> Html:
-    """Return a section of lowerings and backends, with reasons."""
+    """Return a section of the page on lowerings and backends of programs, with reasons."""
     rows: list[list[Content]] = [
         [tag("code", each.name), each.lowering, _why(each)] for each in run.programs
     ]
@@ -48,13 +48,13 @@ def _kinds(program: Program) -> str:
 
 
 def _why(program: Program) -> list[Content]:
-    """Return the reason for a program's lowering, and those against preferred ones."""
+    """Return the reason for a program's lowering, and the reasons against preferred lowerings."""
     declined = [f"By rule not {name}: {reason}." for name, reason in program.declined.items()]
     return [tag("div", each, class_="why") for each in (f"{program.reason}.", *declined)]
 
 
 def _computers(program: Program) -> Html:
-    """Return a table of backends and reasons with their operators, the most used first."""
+    """Return an HTML table of backends and reasons with their operators, the most used first."""
     groups: dict[tuple[str, str], list[Choice]] = {}
     for each in program.choices:
         groups.setdefault((each.by, each.why), []).append(each)
@@ -84,7 +84,7 @@ def _listed(group: list[Choice]) -> str:
 
 
 def passes(run: Run) -> Html:
-    """Return a section of passes and of the texts after all of them."""
+    """Return a section of the page with compiler passes and the text of each final program."""
     parts: list[tuple[str, str, float, Content]] = []
     for program in run.programs:
         text = folded("The program after all passes", tag("pre", _cut(program.text)))
@@ -95,7 +95,7 @@ def passes(run: Run) -> Html:
 
 
 def _stamps(program: Program) -> Html | None:
-    """Return a table of the time and nodes of each pass."""
+    """Return an HTML table of the time and the number of nodes of each compiler pass."""
     if not program.history:
         return None
     first, last = program.history[0], program.history[-1]
@@ -118,7 +118,7 @@ def _cut(text: str) -> str:
 
 
 def options(run: Run) -> Html | None:
-    """Return a section of the options that were set, with the effect of each."""
+    """Return a section of the page with the options that the user set, and their effects."""
     if not run.options:
         return None
     rows: list[list[Content]] = [
@@ -131,7 +131,7 @@ def options(run: Run) -> Html | None:
 
 
 def operators(run: Run, journal: Journal) -> Html:
-    """Return a section with each program's operators: by time if they were timed, else by bytes."""
+    """Return a section of the page with each program's operators, by time or else by bytes."""
     parts: list[tuple[str, str, float, Content]] = []
     for program in run.programs:
         moved = sum(each.bytes for each in program.operators)
@@ -246,7 +246,7 @@ def _who(choices: list[Choice]) -> str:
 
 
 def distance(seconds: float, least: float) -> str:
-    """Format the time as a multiple of the machine's least time; empty if that is unknown."""
+    """Format a kernel's time as a multiple of the machine's least time; empty if unknown."""
     if not least or seconds / least >= 1000:
         return "" if not least else "> 1,000 x"
     return "at it" if seconds <= 1.05 * least else f"{seconds / least:.1f} x"
@@ -298,7 +298,7 @@ _KINDS = {
 
 
 def memory(run: Run) -> Html:
-    """Return a chart and a table for each program."""
+    """Return a section of the page with a memory chart and table for each program."""
     parts = [(each.name, _short(each), each.memory.peak, _memory_of(each)) for each in run.programs]
     note = (
         "Bytes of tensors. Below, what is there all the time; above, what the program makes and "
@@ -332,7 +332,7 @@ def _memory_of(program: Program) -> list[Content]:
 
 
 def _bands(program: Program) -> list[tuple[str, str, float]]:
-    """Return class, words and bytes of inputs and state, by role."""
+    """Return CSS class, label and bytes of a program's inputs and state, by role."""
     roles = sorted(program.given, key=lambda role: [*_BANDS, role].index(role))
     return [
         (_BANDS.get(role, _OTHER), f"{_name(role)}: {words.size(program.given[role])}", size)
@@ -392,7 +392,7 @@ _OUTSIDE = "outside of all modules"
 
 
 def modules(run: Run) -> Html | None:
-    """Return a section with what each module costs; None if all is outside of modules."""
+    """Return a section of the page with the cost of each module; None without modules."""
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
     for program in run.programs:
         for each in program.operators:
@@ -421,7 +421,7 @@ def modules(run: Run) -> Html | None:
 
 
 def _add(sums: dict[str, list[float]], module: str, values: Sequence[float]) -> None:
-    """Add the costs of an operator to its module, to all that contain it, and to the sum of all."""
+    """Add the costs of an operator to the sums of its module, all outer modules, and the total."""
     names = [name for name in module.split("/") if name] or [_OUTSIDE]
     for path in ("", *itertools.accumulate(names, "{}/{}".format)):
         sums[path] = [a + b for a, b in zip(sums[path], values, strict=True)]
