@@ -1,7 +1,7 @@
-"""Comparison of two settings of a program, to find the first operation that diverges.
+"""Compares two settings of a program, to find the first operation that diverges.
 
-One training step is captured with its inputs and computed in both settings and in float64, from
-the same inputs and random numbers. ``abele.report.comparison`` compares recorded runs.
+One training step is captured, and computed in both settings and in float64 from the same inputs
+and random numbers. ``abele.report.comparison`` compares recorded runs.
 """
 
 from abele.differences.answer import Answer, Blamed, Result, Worst

@@ -1,4 +1,4 @@
-"""Errors of two settings against float64, the answer built from them, and its text."""
+"""The result of comparing two settings with float64, and its text."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _NOTHING_ELSE = 0.1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Norms of the errors of two results of one operation.
+    """Norms of two results' errors against float64, for one operation.
 
     Attributes:
         scale: norm of float64's result.
         first: norm of the first result's error.
         second: norm of the second result's error.
-        apart: norm of the difference between the two; infinite if they are not finite in the same
-            elements.
+        apart: norm of the difference between the results; infinite if they are not finite in the
+            same elements.
         seen: norm of the rounding error of the interpreter in float32.
         elements: number of elements that differ, and of all elements.
     """
@@ -43,7 +43,7 @@ class Spread:
     elements: tuple[int, int]
 
     def parted(self, tolerance: float) -> bool:
-        """Return whether the two differ by more than rounding.
+        """Return whether two results differ by more than rounding.
 
         Ten times the rounding error of float32 is allowed in addition to ``tolerance``, which is
         relative to the tensor's norm. A tensor that consists of rounding errors in float32, such as
@@ -55,11 +55,11 @@ class Spread:
 
     @property
     def only_rounding(self) -> bool:
-        """True if even float32's result consists of rounding errors."""
+        """Whether the float32 result consists of rounding errors only."""
         return self.seen > _NOTHING_ELSE * self.scale
 
     def relative(self, norm: float) -> float:
-        """Return a norm relative to the scale."""
+        """Return the ratio of a norm to the norm of the float64 result."""
         return norm / self.scale if self.scale else (0.0 if not norm else math.inf)
 
 
@@ -69,7 +69,7 @@ def spread(
     second: torch.Tensor,
     plain: torch.Tensor | None = None,
 ) -> Spread:
-    """Compare two results with float64's and with each other.
+    """Compare two results of an operation with the float64 result and with each other.
 
     Args:
         truth: the result in float64.
@@ -100,7 +100,7 @@ def error(truth: torch.Tensor, value: torch.Tensor) -> float:
 
 
 def _error(wanted: torch.Tensor, value: torch.Tensor) -> float:
-    """Return the norm of an error; infinite if the two are not finite in the same elements."""
+    """Return the norm of an error; infinite if different elements are not finite."""
     finite = wanted.isfinite()
     if not bool((finite == value.isfinite()).all()):
         return math.inf
@@ -109,13 +109,13 @@ def _error(wanted: torch.Tensor, value: torch.Tensor) -> float:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """Errors of a program's result, or of state that it writes.
+    """Errors of a program's output, or of state that it writes, in two settings.
 
     Attributes:
         name: role and name of the slot.
         errors: relative errors of both settings against float64.
-        parted: the settings differ by more than rounding.
-        only_rounding: even float32's result consists of rounding errors.
+        parted: whether the settings differ by more than rounding.
+        only_rounding: whether the float32 result consists of rounding errors only.
     """
 
     name: str
@@ -126,7 +126,7 @@ class Result:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Worst:
-    """An operation with its errors.
+    """An operation of a program, with its errors in two settings.
 
     Attributes:
         node: name of the node.
@@ -168,7 +168,7 @@ class Blamed:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The comparison of two settings.
+    """The result of comparing two settings of a program.
 
     Attributes:
         names: names of the settings.
@@ -186,16 +186,16 @@ class Answer:
 
     @property
     def parted(self) -> bool:
-        """True if the settings differ by more than rounding."""
+        """Whether the two settings differ by more than rounding."""
         return self.blamed is not None or any(each.parted for each in self.results)
 
     @property
     def status(self) -> int:
-        """Exit status of ``abele diff``: 0 if equal but for rounding, else 1."""
+        """Exit status of ``abele diff``: 0 if equal except for rounding, else 1."""
         return DIFFERENT if self.parted else EQUAL
 
     def data(self) -> dict[str, Any]:
-        """Return all fields as JSON values."""
+        """Return the comparison as JSON values."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
@@ -203,7 +203,7 @@ class Answer:
 
 
 def result(name: str, spread: Spread, tolerance: float) -> Result:
-    """Return the errors of a result from its spread."""
+    """Return the errors of a program's output from their norms."""
     return Result(
         name=name,
         errors=(spread.relative(spread.first), spread.relative(spread.second)),
@@ -217,7 +217,7 @@ def operation(
     errors: tuple[float, float],
     alone: tuple[float, float] | None = None,
 ) -> Worst:
-    """Return a node as an operation with its errors."""
+    """Return the operation of a graph node with its errors in two settings."""
     source = node_argument(node, 0) if is_getitem(node) else node
     return Worst(
         node=node.name,
@@ -269,7 +269,7 @@ def _facts(answer: Answer) -> str:
 
 
 def _results(answer: Answer) -> str:
-    """Format a table of the results with the largest errors."""
+    """Format a table of the program outputs with the largest errors."""
     rows: list[tuple[str, ...]] = [("result", *answer.names, "")]
     ranked = sorted(answer.results, key=_rank)
     for each in ranked[:_RESULTS]:

@@ -1,4 +1,4 @@
-"""``abele diff SCRIPT A B`` compares two settings; ``abele diff RUN RUN2`` two recorded runs."""
+"""The command ``abele diff``, which compares two settings of a script, or two recorded runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from abele.report.record import FILE
 
 
 def add_parser(commands: Any, summary: str) -> None:
-    """Add the command to a parser's commands, with its line in the list of them."""
+    """Add the ``diff`` command to an argument parser's subcommands."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "diff",
         help=summary,
@@ -38,10 +38,10 @@ def add_parser(commands: Any, summary: str) -> None:
 
 
 def command(parsed: argparse.Namespace) -> int:
-    """Print the comparison, and return the exit status.
+    """Run ``abele diff``: print the comparison and return the exit status.
 
     Args:
-        parsed: the arguments of ``add_parser``, and in ``rest`` the arguments of the script.
+        parsed: arguments parsed by the parser of ``add_parser``; ``rest`` is for the script.
 
     Raises:
         DifferenceError: a setting is unknown or cannot run the program, or the arguments are

@@ -1,8 +1,8 @@
-"""Comparison of two settings: which operation, pass or generated code makes them diverge.
+"""Finds the operation, pass or generated code at which two settings of a program diverge.
 
-Interpreted settings run in lockstep. Single operations of compiled code cannot be observed, so each
-pass is interpreted first, on the full graph. If all passes are right, prefixes of the program are
-compiled as programs of their own; the shortest prefix that is wrong ends with the operation.
+Interpreted settings run in lockstep. Single operations of compiled code cannot be observed, so the
+program is first interpreted after each pass. If all passes are right, prefixes of the program are
+compiled; the last operation of the shortest wrong prefix is the cause.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Values = Mapping[str, torch.Tensor]
 def why_different(
     subject: Subject, settings: tuple[Setting, Setting], say: Say = lambda text: None
 ) -> Answer:
-    """Run a program in two settings and find where they diverge.
+    """Run a program in two settings and find the first operation that diverges.
 
     Args:
         subject: the program and its inputs.
@@ -60,7 +60,7 @@ def why_different(
         say: called with a description of each long step.
 
     Raises:
-        DifferenceError: one of them cannot run the program.
+        DifferenceError: one of the settings cannot run the program.
         CompilerError: a compiler failed.
     """
     if all(each.target is None for each in settings):
@@ -81,7 +81,7 @@ def _interpreted(subject: Subject, settings: tuple[Setting, Setting]) -> Answer:
 
 
 def _compiled(subject: Subject, settings: tuple[Setting, Setting], say: Say) -> Answer:
-    """Compare each setting with the interpreter, and join the results."""
+    """Compare each of two settings with the interpreter, and combine the results."""
     parts: list[tuple[tuple[Result, ...], Blamed | None]] = []
     notes: list[str] = []
     worst: tuple[Worst, ...] = ()
@@ -109,7 +109,7 @@ def _compiled(subject: Subject, settings: tuple[Setting, Setting], say: Say) -> 
 
 
 def _joined(first: tuple[Result, ...], second: tuple[Result, ...]) -> tuple[Result, ...]:
-    """Join the errors of two settings that were each compared with the interpreter."""
+    """Combine the errors of two settings that were each compared with the interpreter."""
     others = {each.name: each for each in second}
     return tuple(
         Result(
@@ -124,7 +124,7 @@ def _joined(first: tuple[Result, ...], second: tuple[Result, ...]) -> tuple[Resu
 
 
 def _turned(blamed: Blamed) -> Blamed:
-    """Swap the errors so that the first setting's come first, then the interpreter's."""
+    """Swap the errors of the interpreter and of the setting compared with it."""
     plain, mine = blamed.operation.errors
     operation = dataclasses.replace(blamed.operation, errors=(mine, plain))
     return dataclasses.replace(blamed, operation=operation)
@@ -150,11 +150,11 @@ class _Search:
         self._tolerance = setting.tolerance
 
     def run(self) -> tuple[tuple[Result, ...], Blamed | None, str]:
-        """Compare results, and search for the cause if they diverge.
+        """Compare results of both, and search for the cause if they diverge.
 
         Returns:
             Errors of the results, the interpreter's first; the first operation that diverges, None
-            if none does, or only the full graph; and the lowering with its reason.
+            if none is found; and the lowering with its reason.
         """
         versions, lowering, why = self._versions()
         self._say(f"compiling the program through {lowering.name}")
@@ -193,7 +193,7 @@ class _Search:
         return versions, lowering, why
 
     def _of_passes(self, versions: Sequence[Program], truth: Values) -> Blamed | None:
-        """Find the first pass after which the interpreter's results diverge."""
+        """Find the first compiler pass after which the interpreter's results diverge."""
         before = self._values(versions[0], PLAIN)
         if not self._results_part(versions[0], before, versions[-1], truth):
             return None
@@ -252,7 +252,7 @@ class _Search:
     # -- code --------------------------------------------------------------------------------
 
     def _of_code(self, program: Program, lowering: Lowering) -> Blamed | None:
-        """Find the last operation of the shortest prefix whose code is wrong, by bisection."""
+        """Find by bisection the first operation that diverges when compiled."""
         truth, plain = self._values(program, TRUTH), self._values(program, PLAIN)
         nodes = operations(program)
         right, wrong = 0, len(nodes)
@@ -277,7 +277,7 @@ class _Search:
     def _first_of_code(
         self, program: Program, lowering: Lowering, count: int, truth: Values, plain: Values
     ) -> tuple[str, Spread] | None:
-        """Return the first wrong value of a compiled prefix, or None."""
+        """Return the first wrong value of a compiled prefix of a program, or None."""
         made, names = prefix(program, count)
         if not names:
             return None
@@ -303,7 +303,7 @@ class _Search:
         return [by_slot[slot.role, slot.name].clone() for slot in program.inputs]
 
     def _compiled(self, program: Program, lowering: Lowering) -> dict[str, torch.Tensor]:
-        """Return results and written state of compiled code, by role and name."""
+        """Run compiled code and return its outputs and written state, by role and name."""
         device = self._target.device()
         arguments = [each.to(device) for each in self._arguments(program)]
         written = {
@@ -335,17 +335,17 @@ def _named(role: Role, name: str) -> str:
 
 
 def operations(program: Program) -> list[Node]:
-    """Return the nodes that a prefix may end with."""
+    """Return the graph nodes at which a prefix of a program may end."""
     nodes = program.graph.graph.nodes
     return [n for n in nodes if n.op == "call_function" and not is_getitem(n) and not writes(n)]
 
 
 def prefix(program: Program, count: int) -> tuple[Program, tuple[str, ...]]:
-    """Return the program of the first ``count`` operations.
+    """Return a program of the first ``count`` operations of another program.
 
     Returns:
-        The prefix, which returns every value that the remainder or the caller needs and writes
-        nothing; and the names of these values' nodes.
+        The prefix, which returns every value that is read outside of it and writes nothing; and
+        the names of these values' nodes.
     """
     inside = set(operations(program)[:count])
     graph, copies = torch.fx.Graph(), dict[Node, Node]()
@@ -369,7 +369,7 @@ def prefix(program: Program, count: int) -> tuple[Program, tuple[str, ...]]:
 
 
 def _is_needed(node: Node, copies: dict[Node, Node]) -> bool:
-    """Return whether a node's value is a non-empty tensor that is read outside the prefix."""
+    """Return whether a node's value is a non-empty tensor read outside a program's prefix."""
     value = node.meta.get("val")
     if node.op != "call_function" or not isinstance(value, torch.Tensor) or not value.numel():
         return False
@@ -391,7 +391,7 @@ class Lockstep:
     """A run of a program in two interpreted settings and in float64, node by node.
 
     Args:
-        program: the subject's program or one that computes the same.
+        program: the subject's program, or an equivalent one.
         subject: inputs of the program.
         settings: the two settings.
 
@@ -437,7 +437,7 @@ class Lockstep:
                         run.values.pop(value, None)
 
     def _compute(self, node: Node) -> tuple[float, float] | None:
-        """Compute a node in all settings, and return its errors from float64's operands, if any."""
+        """Compute a node in all settings; return its errors from float64's operands, if any."""
         alone = self._alone(node)
         before = torch.get_rng_state() if draws(node) else None
         for run in self._runs:
@@ -452,7 +452,7 @@ class Lockstep:
         return errors
 
     def _alone(self, node: Node) -> list[Any]:
-        """Return both settings' results from float64's operands; none for copies and views."""
+        """Compute a node in both settings from float64's operands; empty for copies and views."""
         moves = is_view(node) or node.target in _MOVES or not node.all_input_nodes
         if not interpreter.measured(node) or moves or draws(node):
             return []
@@ -460,7 +460,7 @@ class Lockstep:
         return [run.computed(node, values) for run in self._runs[1:3]]
 
     def _rank(self, node: Node, alone: tuple[float, float]) -> None:
-        """Keep the operations with the largest errors, one per operator and line."""
+        """Update the list of operations with the largest errors, one per operator and line."""
         truth = self._runs[0].values[node]
         first, second = (error(truth, run.values[node]) for run in self._runs[1:3])
         made = operation(node, (first, second), alone)
@@ -488,7 +488,7 @@ class Lockstep:
     def _note_not_finite(
         self, node: Node, truth: torch.Tensor, values: Sequence[torch.Tensor]
     ) -> None:
-        """Record the first operation of a setting that is not finite although float64's is."""
+        """Record a setting's first operation that is not finite, unlike float64's."""
         for setting, value in zip(self._settings, values, strict=True):
             known = setting.name in self.not_finite or bool(value.isfinite().all())
             if not known and bool(truth.isfinite().all()):
@@ -507,7 +507,7 @@ class Lockstep:
         return error(truth.values[node], truth.computed(node, rounded))
 
     def results(self) -> tuple[Result, ...]:
-        """Return the errors of results and written state."""
+        """Return the errors of the program's outputs and written state."""
         named = results_of(self._program).items()
         return tuple(
             result(name, self.spreads[node], self.tolerance)
@@ -554,7 +554,7 @@ def _alone_error(made: Worst) -> float:
 
 
 def results_of(program: Program) -> Mapping[str, Node]:
-    """Return the nodes of results and of written state, by role and name."""
+    """Return the nodes of a program's outputs and written state, by role and name."""
     nodes: dict[str, Node] = {}
     for slot, node in zip(program.outputs, returned_nodes(program.graph), strict=True):
         nodes[f"{slot.role.value.replace('_', ' ')} {slot.name!r}"] = node

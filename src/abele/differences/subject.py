@@ -1,4 +1,4 @@
-"""Subject of a comparison: the first training step of a script, and the settings it runs in."""
+"""The compared program: a script's first training step, and the settings in which it runs."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _TYPES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting(Types):
-    """A target, lowering or type in which a program runs.
+    """A target, lowering or dtype in which a program runs.
 
     Attributes:
         name: name on the command line.
         dtype: type that replaces float32 in an interpreted program; None to keep float32.
         target: target that compiles the program; None if it is interpreted.
-        lowering: lowering of the target; None for its choice.
+        lowering: lowering of the target; None if the target chooses.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Setting(Types):
 
     @property
     def tolerance(self) -> float:
-        """Allowed error of a tensor, relative to its norm."""
+        """Allowed error of a tensor in this setting, relative to the tensor's norm."""
         return verdict.tolerance(self.dtype or torch.float32)
 
 
@@ -57,7 +57,7 @@ PLAIN = Setting(name="reference")
 
 
 def setting(name: str) -> Setting:
-    """Return the setting called ``name``.
+    """Return the target, lowering or dtype with a name, such as ``cpu:emitted``.
 
     Args:
         name: ``reference`` (synonym: ``float32``), ``cpu`` or ``cuda``, a lowering such as
@@ -96,12 +96,12 @@ def setting(name: str) -> Setting:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A captured program and the inputs of one run of it.
+    """A captured program with the inputs of one run.
 
     Attributes:
         program: the program before all passes.
         arguments: one tensor per input slot; runs use copies.
-        random_state: state of torch's generator.
+        random_state: state of torch's random number generator.
     """
 
     program: Program
@@ -109,28 +109,28 @@ class Subject:
     random_state: torch.Tensor
 
     def fresh(self) -> list[torch.Tensor]:
-        """Return copies of the arguments."""
+        """Return copies of the program's arguments."""
         return [each.clone() for each in self.arguments]
 
 
 class _Taken(BaseException):
-    """The end of a script before its first training step; no ``except Exception`` catches it."""
+    """An exception that ends a script before its first training step; not an ``Exception``."""
 
 
 def of_script(script: Path, arguments: Sequence[str] = ()) -> Subject:
-    """Run a script up to, but not including, its first training step.
+    """Run a script up to its first training step, and return that step's program and inputs.
 
     Args:
         script: path of the script; runs as ``__main__``.
         arguments: arguments of the script.
 
     Returns:
-        The program and its first micro-batch. A script that does not train gives its first call.
+        The program and its first micro-batch. If the script does not train, its first call.
 
     Raises:
         DifferenceError: the script runs no model.
         FitError: there is no such script.
-        BaseException: the script raised it.
+        BaseException: the script raised an error.
     """
     taker = _Taker()
     before = os.environ.get(ENVIRONMENT)
@@ -152,20 +152,20 @@ def of_script(script: Path, arguments: Sequence[str] = ()) -> Subject:
 
 
 class _Taker:
-    """Receiver of the first step of a script."""
+    """Captures the program and inputs of a script's first training step."""
 
     def __init__(self) -> None:
         self.subject: Subject | None = None
         self._captured: dict[str, Program] = {}
 
     def note(self, program: Program) -> None:
-        """Record the version of a program with the fewest passes."""
+        """Record the version of a program with the fewest passes applied."""
         known = self._captured.get(program.name)
         if known is None or len(program.history) <= len(known.history):
             self._captured[program.name] = program
 
     def observer(self, session: Session) -> Observer | None:
-        """Observe training, and the first model that does not train."""
+        """Return an observer for a training session, or for the first inference session."""
         if not session.config.training and self.subject is not None:
             return None
         captured = self._captured
@@ -174,13 +174,13 @@ class _Taker:
 
 
 class _First(Observer):
-    """Observer that takes the first call of a session."""
+    """Observer that captures the first call of a session."""
 
     def __init__(self, taker: _Taker, session: Session, captured: dict[str, Program]):
         self._taker, self._session, self._captured = taker, session, captured
 
     def on_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Keep the first micro-batch and the state before it, to run both again."""
+        """Capture the program, the first micro-batch and the state before it."""
         session = self._session
         if not session.config.training and self._taker.subject is not None:
             return

@@ -1,7 +1,7 @@
-"""Estimate of whether a program fits into a memory, before it runs.
+"""Estimates whether a program fits into a memory, before it runs.
 
-``estimate`` adds up what lives all the time and what a program needs at each step, as its lowering
-plans it; ``decide`` compares that with a limit.
+``estimate`` adds up permanent state and the memory that a program's lowering plans for each step;
+``decide`` compares the sum with a limit.
 """
 
 from abele.fit.estimate import Answer, Estimate, Interval, Moment, Part, Verdict, decide

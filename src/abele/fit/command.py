@@ -1,4 +1,4 @@
-"""``abele fit SCRIPT``: runs a program up to its first compile, and says whether it fits."""
+"""The command ``abele fit SCRIPT``: estimates whether a script's model fits into memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STATUS = {"fits": 0, "does not fit": 3, "uncertain": 4}
 
 
 def add_parser(commands: Any, summary: str) -> None:
-    """Add the command to a parser's commands, with its line in the list of them."""
+    """Add the ``fit`` command to an argument parser's subcommands."""
     parser = of_script(
         commands,
         "fit",
@@ -46,14 +46,14 @@ def add_parser(commands: Any, summary: str) -> None:
 def of_script(
     commands: Any, name: str, options: str, *, summary: str, description: str
 ) -> argparse.ArgumentParser:
-    """Add a command that runs a program with the arguments behind ``--`` and answers.
+    """Add a command that runs a script up to its first compile, to an argument parser.
 
     Args:
-        commands: of the parser.
-        name: of the command.
-        options: that are still to be added, as its usage names them.
-        summary: for the list of commands.
-        description: for its own help.
+        commands: subcommands of the parser.
+        name: name of the command.
+        options: usage text of options that the caller adds.
+        summary: line for the list of commands.
+        description: text for the command's help.
     """
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
@@ -68,10 +68,10 @@ def of_script(
 
 
 def command(parsed: argparse.Namespace) -> int:
-    """Answer and return the exit status.
+    """Run ``abele fit`` and return the exit status.
 
     Args:
-        parsed: what ``add_parser`` says, and in ``rest`` the arguments of the script.
+        parsed: arguments parsed by the parser of ``add_parser``; ``rest`` is for the script.
 
     Raises:
         FitError: there is no such limit or script, or the script fails or compiles nothing.
@@ -82,17 +82,16 @@ def command(parsed: argparse.Namespace) -> int:
 
 
 def answered(parsed: argparse.Namespace, wanted: Any, called: str) -> int:
-    """Run a script up to its first compile, print the answer, and return the exit status.
+    """Run a script up to its first compile, print the estimate, and return the exit status.
 
     Args:
         parsed: arguments of a command that ``of_script`` has added.
-        wanted: details of the question.
+        wanted: options of the question, such as a limit.
         called: the command line without the arguments of the script.
 
     Raises:
-        FitError: there is no such script, or it fails or compiles nothing, or nothing for which
-            there is an answer.
-        KeyboardInterrupt: Ctrl-C; says when.
+        FitError: there is no such script, or it fails or compiles nothing that can be estimated.
+        KeyboardInterrupt: Ctrl-C was pressed; the message tells when.
     """
     report = _ask(Question(command=parsed.name, wanted=wanted), parsed.script, parsed.rest, called)
     if parsed.json:
@@ -135,7 +134,7 @@ def _ask(question: Question, script: Path, arguments: list[str], called: str) ->
 
 
 def _hints(script: Path, command: str) -> str:
-    """Return what to do about a script that compiles nothing."""
+    """Return advice for a script that compiles no model."""
     return (
         f"Give it the arguments with which it does, behind --: abele {command} -- ARG ... "
         "Answers are for models that a wrapper compiles in this process. A plain PyTorch program "
@@ -145,16 +144,16 @@ def _hints(script: Path, command: str) -> str:
 
 
 def running(script: Path, arguments: list[str]) -> None:
-    """Run a script as Python would, but it records no runs; what it prints goes to stderr.
+    """Run a script as ``__main__``, with stdout redirected to stderr and without recording runs.
 
     Args:
-        script: runs as ``__main__``.
-        arguments: of the script.
+        script: path of the script.
+        arguments: command-line arguments of the script.
 
     Raises:
         FitError: there is no such script, or it failed; its traceback has been printed.
-        KeyboardInterrupt: Ctrl-C; says where.
-        BaseException: what else ends the script.
+        KeyboardInterrupt: Ctrl-C was pressed; the message tells where.
+        BaseException: another exception that ends the script.
     """
     if not script.is_file():
         raise FitError(f"There is no file {str(script)!r}. Name a Python program to run.")
@@ -185,7 +184,7 @@ def running(script: Path, arguments: list[str]) -> None:
 
 @contextlib.contextmanager
 def _on_stderr() -> Generator[None]:
-    """Redirect stdout to stderr while open, also for processes started meanwhile."""
+    """Redirect stdout to stderr, also of child processes, while the context is open."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -198,14 +197,14 @@ def _on_stderr() -> Generator[None]:
 
 
 def _while_running(script: Path, trace: TracebackType | None) -> str:
-    """Describe the interrupted script, with its line if that is known."""
+    """Describe where a script was interrupted, with its line if known."""
     of_script = _of_script(trace, script)
     line = "" if of_script is None else f", in line {of_script.tb_lineno}"
     return f"while {script} ran{line}"
 
 
 def _of_script(trace: TracebackType | None, script: Path) -> TracebackType | None:
-    """Return a traceback from the script's own first frame on, as Python would print it."""
+    """Return the part of a traceback that begins at the script's own first frame."""
     while trace is not None and trace.tb_frame.f_code.co_filename != str(script):
         trace = trace.tb_next
     return trace

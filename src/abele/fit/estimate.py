@@ -1,4 +1,4 @@
-"""Estimates of memory: intervals, parts by role, moments of a run, and the verdict on a limit."""
+"""Memory estimates: intervals, parts by role, possible peaks, and the verdict on a limit."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from abele.targets import Target
 
 
 def as_json(value: Any) -> dict[str, Any]:
-    """Return a dataclass of numbers, texts and further dataclasses as JSON values."""
+    """Return a dataclass, which may contain further dataclasses, as JSON values."""
     return json.loads(json.dumps(dataclasses.asdict(value)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """Between two numbers, and what is most likely.
+    """An estimated number with a lower and an upper bound.
 
     Attributes:
-        low: it takes this at least.
-        expected: the likeliest; between the other two.
-        high: it takes this at most.
+        low: lower bound.
+        expected: most likely value.
+        high: upper bound.
     """
 
     low: float
@@ -36,7 +36,7 @@ class Interval:
 
     @classmethod
     def exact(cls, value: float) -> Interval:
-        """Return the interval of one known number."""
+        """Return the interval of a number that is known exactly."""
         return cls(value, value, value)
 
     @classmethod
@@ -50,22 +50,22 @@ class Interval:
         )
 
     def texts(self) -> tuple[str, str, str]:
-        """Format all three as bytes."""
+        """Format lower bound, expected value and upper bound as bytes."""
         return bytes_text(self.low), bytes_text(self.expected), bytes_text(self.high)
 
     def scaled(self, factor: float) -> Interval:
-        """Multiply all three numbers by a factor."""
+        """Multiply bounds and expected value by a factor."""
         return Interval(self.low * factor, self.expected * factor, self.high * factor)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
-    """A share of the memory at some moment.
+    """The bytes of one role, such as parameters, in a memory estimate.
 
     Attributes:
-        role: what it is for, in words: ``parameters``, ``kept for backward``.
+        role: use of the memory: ``parameters``, ``kept for backward``.
         size: bytes.
-        always: it lives for the whole run.
+        always: whether the memory is in use during the entire run.
     """
 
     role: str
@@ -75,13 +75,13 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Moment:
-    """A moment of the run that may be the peak.
+    """A moment of a run at which memory use may be at its peak.
 
     Attributes:
-        name: ``start``, or the name of a program and what it does.
-        operation: what runs then, in words.
-        parts: everything that is alive, by role.
-        lines: bytes that programs have computed, by line of the user's source, the most first.
+        name: ``start``, or the name of a program and its activity.
+        operation: description of the operation that runs.
+        parts: live memory by role.
+        lines: bytes of computed values by line of the user's source, the most first.
     """
 
     name: str
@@ -91,24 +91,24 @@ class Moment:
 
     @property
     def size(self) -> Interval:
-        """Bytes of all parts of an estimate together."""
+        """Bytes of live memory at this moment."""
         return Interval.sum(part.size for part in self.parts)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-    """Work of one call, as its programs are lowered.
+    """FLOPs and bytes moved by one call of lowered programs.
 
     Attributes:
-        operations: floating-point operations of those operators that torch has a formula for.
-        bytes: of all tensors that operators read and make, each once per use.
+        operations: FLOPs of the operators for which torch has a formula.
+        bytes: bytes of all tensors that operators read and write, each once per use.
     """
 
     operations: int
     bytes: int
 
     def ratios(self, before: Work) -> dict[str, float]:
-        """Return the quotients by other work, by name; without those that have nothing below."""
+        """Return the ratios of FLOPs and bytes to those of other work, except divisions by 0."""
         pairs = {
             "FLOPs": (self.operations, before.operations),
             "bytes moved": (self.bytes, before.bytes),
@@ -118,14 +118,13 @@ class Work:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """The memory of a run.
+    """The estimated memory of a run.
 
     Attributes:
-        target: where the programs run.
-        lowerings: how each program is lowered and why, by its name.
-        moments: those that may be the peak; at least one. Of several with one name only one will
-            be.
-        work: of a call of the model.
+        target: name of the target.
+        lowerings: lowering and reason of each program by name.
+        moments: possible peaks, at least one; moments of the same name are alternatives.
+        work: work of a call of the model.
     """
 
     target: str
@@ -135,14 +134,14 @@ class Estimate:
 
     @property
     def peak(self) -> Moment:
-        """The moment at which most is expected to be in use."""
+        """The moment at which the most memory is expected to be in use."""
         return max(self.moments, key=lambda moment: moment.size.expected)
 
     @property
     def size(self) -> Interval:
-        """Bytes at the peak; each end is that of the moment with most there.
+        """Bytes at the peak, with each bound taken at the moment where it is largest.
 
-        Moments of one name are ways of which only one will be: the least of them counts below.
+        Of moments of the same name, which are alternatives, the smallest gives the lower bound.
         """
         ways: dict[str, list[Interval]] = {}
         for moment in self.moments:
@@ -155,7 +154,7 @@ class Estimate:
         )
 
     def data(self) -> dict[str, Any]:
-        """Return all fields as JSON values."""
+        """Return the estimate as JSON values."""
         moments = [{**as_json(each), "bytes": as_json(each.size)} for each in self.moments]
         return {
             "target": self.target,
@@ -168,7 +167,7 @@ class Estimate:
 
 
 class Verdict(enum.StrEnum):
-    """The answer in a word."""
+    """Verdicts on whether a program fits into memory."""
 
     FITS = "fits"
     UNCERTAIN = "uncertain"
@@ -177,14 +176,14 @@ class Verdict(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The answer and what it rests on.
+    """The comparison of a memory estimate with a limit.
 
     Attributes:
-        verdict: the answer.
-        limit: what it was compared with.
+        verdict: the verdict.
+        limit: the memory limit.
         size: bytes at the peak, with ``beside``.
-        beside: what takes memory beside the programs: the process itself.
-        estimate: of the programs.
+        beside: memory of the process itself, in addition to the programs.
+        estimate: estimate of the programs.
     """
 
     verdict: Verdict
@@ -194,7 +193,7 @@ class Answer:
     estimate: Estimate
 
     def sentence(self) -> str:
-        """Return the verdict in a sentence."""
+        """Return a sentence that says whether the program fits into the limit."""
         limit = shown(self.limit.name, self.limit.size)
         needs = f"{bytes_text(self.size.low)} to {bytes_text(self.size.high)}"
         if bytes_text(self.size.low) == bytes_text(self.size.high):
@@ -208,7 +207,7 @@ class Answer:
         return f"It is uncertain whether it fits into {limit}: it needs {needs}."
 
     def data(self) -> dict[str, Any]:
-        """Return all fields as JSON values."""
+        """Return the estimate and its verdict as JSON values."""
         return {
             "version": 1,
             "verdict": self.verdict.value,
@@ -221,19 +220,19 @@ class Answer:
 
 
 def verdict_on(size: Interval, limit: float) -> Verdict:
-    """Compare bytes with a limit: only what is sure to fit fits."""
+    """Return whether estimated bytes fit within a limit for certain, possibly or not at all."""
     if size.high <= limit:
         return Verdict.FITS
     return Verdict.DOES_NOT_FIT if size.low > limit else Verdict.UNCERTAIN
 
 
 def decide(estimate: Estimate, limit: Limit, beside: tuple[Part, ...] = ()) -> Answer:
-    """Compare an estimate with a limit.
+    """Return the verdict on a memory estimate and a limit.
 
     Args:
-        estimate: of the programs.
-        limit: how much memory there is.
-        beside: what takes memory of ``limit`` beside them.
+        estimate: estimate of the programs.
+        limit: memory limit.
+        beside: memory in use in addition to the programs.
     """
     size = Interval.sum((estimate.size, *(part.size for part in beside)))
     verdict = verdict_on(size, limit.size)
@@ -249,14 +248,14 @@ _OF_OPERATION = (0, 6 * 2**10, 24 * 2**10)
 def compare(
     estimated: Estimate, limit: Limit, programs: Sequence[Program], target: Target, *, counted: int
 ) -> Answer:
-    """Compare an estimate with a limit, with the process beside it where they share a memory.
+    """Compare a memory estimate with a limit, including this process if it shares the memory.
 
     Args:
-        estimated: of the programs.
-        limit: how much memory there is.
-        programs: as captured.
-        target: what would run them.
-        counted: bytes of tensors that this process has, and the estimate counts.
+        estimated: estimate of the programs.
+        limit: memory limit.
+        programs: captured programs.
+        target: target that would run them.
+        counted: bytes of this process's tensors that the estimate includes.
     """
     if not limit.of_process or target.device().type != "cpu":
         return decide(estimated, limit)
@@ -273,7 +272,7 @@ def compare(
 
 
 def _private() -> int:
-    """Bytes in use that no file backs; the others can be dropped where memory is short."""
+    """Return this process's anonymous memory in bytes, which the system cannot drop."""
     try:
         status = Path("/proc/self/status").read_text(encoding="utf-8")
     except OSError:  # another system than Linux
@@ -286,7 +285,7 @@ _LINES = 8
 
 
 def part_rows(parts: Iterable[Part]) -> list[tuple[str, ...]]:
-    """Return a row of a table for each role, what is always live first, then by size."""
+    """Return a table row for each role of memory, permanent memory first, then by size."""
     sizes: dict[tuple[bool, str], list[Interval]] = {}
     for part in parts:
         sizes.setdefault((part.always, part.role), []).append(part.size)
@@ -300,7 +299,7 @@ def part_rows(parts: Iterable[Part]) -> list[tuple[str, ...]]:
 
 
 def table(answer: Answer) -> str:
-    """Format the verdict, the live memory at the peak, and the user's lines with the most bytes."""
+    """Format a memory estimate: verdict, live memory at the peak, and the largest user lines."""
     peak, work = answer.estimate.peak, answer.estimate.work
     rows = [
         ("what", "at least", "expected", "at most", ""),

@@ -1,4 +1,4 @@
-"""Limits of memory: those of this machine, and sizes as people write them."""
+"""Memory limits of this machine, and parsing and formatting of sizes."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _GROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limit:
-    """A memory limit.
+    """A memory limit of a device.
 
     Attributes:
         name: name on the command line.
         size: bytes.
-        of_process: the limit is for the full process, not only for what programs need.
+        of_process: whether the limit applies to the full process, not only to programs.
     """
 
     name: str
@@ -50,15 +50,15 @@ class Limit:
 
     @property
     def is_mk2(self) -> bool:
-        """True if it is the memory of an IPU."""
+        """Whether the limit is the memory of a second-generation IPU."""
         return self.name == MK2
 
 
 def parse_bytes(text: str) -> int:
-    """Return the bytes of ``8GiB``, ``500 MB`` or ``123456``; ``8G`` is 8 GiB.
+    """Parse a size such as ``8GiB``, ``500 MB`` or ``123456``; ``8G`` is 8 GiB.
 
     Raises:
-        LimitError: it is no size, or not above zero.
+        LimitError: the text is not a size, or not above zero.
     """
     without_sign = text.strip().removeprefix("-")
     match = _SIZE.fullmatch(without_sign)
@@ -74,7 +74,7 @@ def parse_bytes(text: str) -> int:
 
 
 def bytes_text(size: float) -> str:
-    """``1.50 GiB``: three digits and a unit of 1024 times the one before."""
+    """Format bytes with three digits and a binary unit, such as ``1.50 GiB``."""
     units = ["B", "KiB", "MiB", "GiB", "TiB"]
     while abs(size) >= 1000 and len(units) > 1:
         size, units = size / 1024, units[1:]
@@ -83,10 +83,10 @@ def bytes_text(size: float) -> str:
 
 
 def shown(name: str, size: int) -> str:
-    """``cpu (125 GiB)``; a name such as ``8GiB`` needs no explanation.
+    """Format a memory limit as ``cpu (125 GiB)``, or just ``8GiB`` if the name is a size.
 
     Args:
-        name: of a limit.
+        name: name of the limit.
         size: bytes.
     """
     match = _SIZE.fullmatch(name)
@@ -95,12 +95,12 @@ def shown(name: str, size: int) -> str:
 
 
 def of_machine(name: str) -> Limit:
-    """Return the limit called ``cpu``, ``cuda`` or ``cuda:1``, or a size.
+    """Return the memory limit with a name, such as ``cpu`` or ``cuda:1``, or with a size.
 
     ``mk2`` is the memory of each IPU that the program uses.
 
     Raises:
-        LimitError: the name is neither, or the device does not exist.
+        LimitError: the name is unknown and not a size, or the device does not exist.
     """
     if name == "cpu":
         return Limit(name=name, size=host_memory())
@@ -110,10 +110,10 @@ def of_machine(name: str) -> Limit:
 
 
 def of_device(name: str, named: str = MK2) -> Limit:
-    """Return the memory of one device of a pipeline: ``mk2``, or a size.
+    """Return the memory limit of one pipeline device, ``mk2`` or a size.
 
     Raises:
-        LimitError: the name is neither; the message lists the names in ``named``.
+        LimitError: the name is unknown and not a size; the message lists ``named``.
     """
     if name != MK2:
         try:
@@ -124,7 +124,7 @@ def of_device(name: str, named: str = MK2) -> Limit:
 
 
 def host_memory() -> int:
-    """Return the bytes that the machine and this process's control group allow."""
+    """Return the host memory in bytes that the machine and the control group allow."""
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in map(Path, _GROUPS):
         try:

@@ -1,4 +1,4 @@
-"""Question of ``abele fit`` or ``stage``, answered in place of a program's first compile."""
+"""Questions of ``abele fit`` and ``abele stage``, answered at a program's first compile."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ Say = Callable[[str], None]
 
 
 def silent(text: str) -> None:
-    """Ignore a description of progress."""
+    """Ignore a progress message."""
 
 
 class Report(Protocol):
-    """An answer, which prints as text."""
+    """The answer of ``abele fit`` or ``abele stage``, printable as text or JSON."""
 
     def data(self) -> dict[str, Any]:
         """Return the answer as JSON values."""
         ...
 
     def pieces(self, say: Say = silent) -> Iterator[str]:
-        """Yield the text in pieces of full lines, each as soon as it is known."""
+        """Yield the text of the answer in chunks of lines, each as soon as it is known."""
         ...
 
 
 class Answered(BaseException):
-    """Ends a program at its first compile; not caught by ``except Exception``."""
+    """An exception that ends a program at its first compile; ``except Exception`` passes it on."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class Question:
-    """A question to the first model that this process compiles.
+    """A question of ``abele fit`` or ``abele stage`` about the first model that is compiled.
 
     Attributes:
         command: ``fit`` or ``stage``.
-        wanted: details.
+        wanted: options of the command, such as a limit.
         answer: the answer; None before.
-        refused: why there is no answer.
-        problem: error of answering; the program may have caught it.
-        process: the process that asks; those that it forks have its memory, but no answer.
+        refused: reason why there is no answer.
+        problem: error while answering, which the program may have caught.
+        process: the asking process; forked children do not answer.
     """
 
     command: str
@@ -54,10 +54,10 @@ class Question:
     process: int = dataclasses.field(default_factory=os.getpid)
 
     def answer_with(self, of: Callable[[], Report]) -> NoReturn:
-        """Answer with the result of ``of``, and end the program.
+        """Store the result of a function as the answer, and end the program.
 
         Raises:
-            Answered: there is an answer, or a ``FitError`` or ``StageError`` says why not.
+            Answered: the question is answered, or refused by a ``FitError`` or ``StageError``.
         """
         try:
             self.answer = of()
@@ -69,7 +69,7 @@ class Question:
         raise Answered
 
     def refuse(self, why: str) -> NoReturn:
-        """Say why there is no answer, and end the program.
+        """Store the reason why there is no answer, and end the program.
 
         Raises:
             Answered: always.
@@ -85,12 +85,12 @@ inspecting = False
 
 
 def taken() -> Question | None:
-    """Return the question for the model about to be compiled; None if there is none.
+    """Return the open question about the model that is about to be compiled, or None.
 
     Front-ends call this before they compile.
 
     Raises:
-        Answered: this process has answered already, and the program went on.
+        Answered: this process has answered already, and the program continued.
     """
     if asked is None or asked.process != os.getpid():
         return None

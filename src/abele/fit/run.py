@@ -1,4 +1,4 @@
-"""Estimate of the memory of a run: programs, workspaces, results of calls, and its moments."""
+"""Estimates the memory of a run: programs, workspaces and results at each possible peak."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _ZERO = Interval.exact(0)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Results:
-    """Bytes of results on the device, at different moments of a call.
+    """Device memory of the results of a call, at different moments of the call.
 
     Attributes:
-        earlier: of earlier micro-batches of the same call, at most, while the model's program runs.
-        at_update: of all micro-batches so far while a program of its own updates the weights.
-        joining: of all micro-batches, and what they are joined to; None where nothing is joined.
-        before: of the call before, which the caller may still have.
+        earlier: at most, results of earlier micro-batches while the model's program runs.
+        at_update: results of all micro-batches so far while a separate update program runs.
+        joining: results of all micro-batches and their concatenation; None without concatenation.
+        before: results of the previous call, which the caller may still hold.
     """
 
     earlier: Interval
@@ -45,12 +45,12 @@ class Results:
 
 
 def of_calls(model: Program, config: StepConfig, *, on_host: bool) -> Results:
-    """Return the memory of the results of calls.
+    """Return the device memory of the results of a model's calls.
 
     Args:
         model: program of a micro-batch.
         config: partition of a call's batch.
-        on_host: the device is the host; otherwise the caller's results are in other memory.
+        on_host: whether the device is the host, whose memory holds the caller's results, too.
     """
     outputs = [slot for slot in model.outputs if slot.role is not Role.MAGNITUDES]
     sizes = [torch.empty(s.shape, dtype=s.dtype, device="meta").nbytes for s in outputs]
@@ -74,12 +74,12 @@ def of_calls(model: Program, config: StepConfig, *, on_host: bool) -> Results:
 
 
 def _taken(sizes: list[int], on_host: bool) -> Interval:
-    """Return the bytes of the process for tensors of these sizes."""
+    """Return the process memory for result tensors of some sizes."""
     return Interval.sum(returned(size) if on_host else Interval.exact(size) for size in sizes)
 
 
 def _joined(sizes: list[int], kept: int, whole: Interval, config: StepConfig) -> Interval:
-    """Return the bytes of what ``runtime.session.assemble`` makes of micro-batches' results."""
+    """Return the memory of the concatenated or summed results of micro-batches."""
     if config.output_mode is not OutputMode.SUM:
         return whole
     # Each output is stacked before it is summed; sums of several replicas are joined then.
@@ -98,7 +98,7 @@ _COPIED = ("parameters", "buffers", "optimizer state", "gradient sums", "inputs 
 def _running(
     name: str, need: Need, always: Sequence[Part], beside: Interval, results: Results
 ) -> Moment:
-    """Return the moment when a program runs, while programs keep ``beside`` bytes."""
+    """Return the possible peak while a program runs and other programs keep ``beside`` bytes."""
     applies = name.partition(",")[0] == "apply"
     earlier = results.at_update if applies else results.earlier
     parts = (
@@ -113,14 +113,14 @@ def _running(
 def _comparison(
     name: str, first: Need, then: Need, always: Sequence[Part], others: Iterable[Need]
 ) -> Moment:
-    """Return the moment when one micro-batch runs through both kinds of programs, on copies.
+    """Return the possible peak while compiled code is compared with the interpreter.
 
     Args:
-        name: of the program.
-        first: need of the program, interpreted.
-        then: need of the program, compiled.
-        always: what lives for the whole run.
-        others: needs of all other programs that are compiled.
+        name: name of the program.
+        first: memory of the interpreted program.
+        then: memory of the compiled program.
+        always: memory in use during the entire run.
+        others: memory of all other compiled programs.
     """
     state = sum(part.size.high for part in always if part.role in _COPIED)
     larger = max(first, then, key=lambda each: Interval.sum(p.size for p in each.parts).expected)
@@ -135,7 +135,7 @@ def _comparison(
 
 
 def together(needs: Iterable[Need]) -> int:
-    """Bytes that programs keep between calls: the shared ones are those of the largest."""
+    """Return the bytes that programs keep between calls; shared bytes count once, at most."""
     several = list(needs)
     alone = sum(each.reserved - each.shared for each in several)
     return alone + max((each.shared for each in several), default=0)
@@ -157,12 +157,12 @@ STATE = ("parameters", "buffers", "optimizer state", _ON_HOST)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Calls:
-    """Memory that calls of a model take besides its programs.
+    """Memory that calls of a model use in addition to its programs.
 
     Attributes:
         module: bytes of the user's weights and buffers on the host.
         batch: bytes of the inputs of one call.
-        tiered: first steps are interpreted, before the switch to compiled code.
+        tiered: whether steps are interpreted before the switch to compiled code.
     """
 
     module: int
@@ -176,13 +176,13 @@ def estimate(
     target: Target,
     calls: Calls,
 ) -> Estimate:
-    """Estimate the memory of a run, and count its work.
+    """Estimate the memory of a run and the work of its calls.
 
     Args:
-        programs: as captured.
-        config: the configuration they were captured with.
-        target: what runs them.
-        calls: what is known of the run.
+        programs: captured programs.
+        config: the configuration of the capture.
+        target: target that runs the programs.
+        calls: memory of calls besides the programs.
     """
     with cpython.uncollected():
         ways = _ways(programs, config, target)
@@ -198,7 +198,7 @@ def estimate(
 
 
 def _work(programs: Sequence[Program], config: StepConfig) -> Work:
-    """Count the work of a call; programs behind the first apply gradients."""
+    """Return the FLOPs and bytes of a call; programs after the first apply gradients."""
     micro_steps = sum(1 for _ in batching.schedule(config))
     operators: list[tuple[int, torch.fx.Node]] = []
     for index, program in enumerate(programs):
@@ -249,14 +249,14 @@ def _moments(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Way:
-    """A lowering of a program, with its memory.
+    """A possible lowering of a program, with its memory.
 
     Attributes:
         program: the program after all passes.
-        need: its memory at the peak.
-        lowering: name of the lowering, and why it was chosen.
-        compiles: code is compiled for the program.
-        trusted: results are never compared with the interpreter's.
+        need: memory of the program at its peak.
+        lowering: name of the lowering, and the reason for it.
+        compiles: whether code is compiled for the program.
+        trusted: whether results are never compared with the interpreter's.
     """
 
     program: Program
@@ -270,7 +270,7 @@ _Ways = dict[str, list[_Way]]
 
 
 def _ways(programs: Sequence[Program], config: StepConfig, target: Target) -> _Ways:
-    """Return the lowerings in which each program may run, by its name."""
+    """Return the possible lowerings of each program by name."""
     allocation = PIECES if target.device().type == "cpu" else WHOLE
     result: _Ways = {}
     for name, lowered in lowered_for(target, programs, config).items():
@@ -289,7 +289,7 @@ def _ways(programs: Sequence[Program], config: StepConfig, target: Target) -> _W
 
 
 def _needs(ways: _Ways, which: Callable[..., Need] = max) -> list[Need]:
-    """Return for each program the memory of the lowering that keeps most, or least."""
+    """Return the memory of each program in the lowering that keeps the most, or the least."""
     return [which((way.need for way in each), key=_reserved) for each in ways.values()]
 
 
@@ -298,9 +298,9 @@ def _reserved(need: Need) -> int:
 
 
 def _beside(need: Need, name: str, ways: _Ways) -> Interval:
-    """Bytes that programs keep beside what one of them needs, which runs in one of its ways.
+    """Return the bytes that all programs keep in addition to the memory of a running program.
 
-    At most those of all ways are there: ways are measured beside each other.
+    The upper bound includes all possible lowerings, which are measured one after another.
     """
     others = {other: each for other, each in ways.items() if other != name}
     least = _needs(others, min)
@@ -338,7 +338,7 @@ def _always(
 
 
 def _constants(programs: Sequence[Program]) -> int:
-    """Tensors of forward that are neither parameters nor buffers."""
+    """Return the bytes of tensors in programs that are neither parameters nor buffers."""
     storages = {
         value.untyped_storage().data_ptr(): value.untyped_storage().nbytes()
         for program in programs
@@ -388,7 +388,7 @@ _MATRICES = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm
 
 @dataclasses.dataclass(frozen=True)
 class Allocation:
-    """Bytes of a process per planned byte.
+    """Ratio of a process's memory to the planned bytes, for one kind of allocations.
 
     Attributes:
         expected: ratio observed for the models of ``benchmarks/fit.py``.
@@ -399,7 +399,7 @@ class Allocation:
     most: float
 
     def of(self, size: float) -> Interval:
-        """Return the bytes of the process for planned ones."""
+        """Return the process memory for a number of planned bytes."""
         return Interval(size, size * self.expected, size * self.most)
 
 
@@ -423,18 +423,18 @@ WHOLE = Allocation(1.0, 1.0)
 
 
 def returned(size: float) -> Interval:
-    """Return the bytes of the process for a result of so many bytes that lies on the host."""
+    """Return the process memory for a result on the host of a given size."""
     if size >= _MAPPED:
         return WHOLE.of(size)
     return (_RETURNED if arena.available() else _LEAVING_HOLES).of(size)
 
 
 def workspace(node: torch.fx.Node, *, known: bool) -> Interval:
-    """Return the bytes that an operator may need inside.
+    """Return the bytes that an operator may allocate internally.
 
     Args:
-        node: its value, and those of its arguments, are in ``meta["val"]``.
-        known: the tensors that it makes inside are counted elsewhere.
+        node: graph node of the operator, with ``meta["val"]`` set.
+        known: whether tensors that the operator creates internally are counted elsewhere.
     """
     if node.op != "call_function" or is_view(node) or is_getitem(node):
         return Interval.exact(0)
@@ -449,7 +449,7 @@ def workspace(node: torch.fx.Node, *, known: bool) -> Interval:
 
 
 def packed(node: torch.fx.Node) -> float:
-    """Bytes at most that a library packs factors of a product in, and keeps for the next one."""
+    """Return at most how many bytes a library keeps for packed GEMM operands."""
     return _most_packed(node) if _packs(node) and not _is_narrow(node) else 0.0
 
 
@@ -470,7 +470,7 @@ def _touched(node: torch.fx.Node) -> int:
 
 
 def _is_by_element(node: torch.fx.Node) -> bool:
-    """Return whether an operator is pointwise on one dtype; torch converts others in a copy."""
+    """Return whether an operator is pointwise on one dtype; mixed dtypes need a copy."""
     if torch.Tag.pointwise not in getattr(node.target, "tags", ()):
         return False
     values = (each.meta.get("val") for each in (node, *node.all_input_nodes))
@@ -479,7 +479,7 @@ def _is_by_element(node: torch.fx.Node) -> bool:
 
 
 def _pools_dense(node: torch.fx.Node) -> bool:
-    """Return whether a max pool reads dense activations; others are copied first."""
+    """Return whether a max pool reads dense activations; strided ones are copied first."""
     if node.target is not aten.max_pool2d_with_indices.default:
         return False
     image = node.all_input_nodes[0].meta["val"]
@@ -516,8 +516,8 @@ class Need:
         operation: the operation at the peak.
         parts: bytes by role.
         lines: bytes of buffers, by line of the user's source, the most first.
-        reserved: bytes of ``parts`` that the program keeps between calls.
-        shared: bytes of ``parts`` that other programs use, too.
+        reserved: bytes of ``parts`` that stay allocated between calls.
+        shared: bytes of ``parts`` shared with other programs.
     """
 
     operation: str
@@ -528,11 +528,11 @@ class Need:
 
 
 def need(program: Program, use: MemoryUse, allocation: Allocation) -> Need:
-    """Return the memory of ``program`` at the step with the most expected bytes.
+    """Return the memory of a program at the step with the most expected bytes.
 
     Args:
-        program: after the passes of its lowering.
-        use: memory plan of its lowering.
+        program: the program after the passes of its lowering.
+        use: memory plan of the lowering.
         allocation: share of planned bytes that becomes memory of the process.
     """
     known = use.shared is not None or bool(
@@ -570,7 +570,7 @@ def need(program: Program, use: MemoryUse, allocation: Allocation) -> Need:
 
 
 def _alive(use: MemoryUse, step: int, allocation: Allocation, *, known: bool) -> list[Part]:
-    """Return the live bytes at a step by role, the largest first."""
+    """Return the live bytes at a program's step by role, the largest first."""
     planned = use.shared is not None
     if known:
         allocation = SETTLED if planned else RESULTS
@@ -597,14 +597,14 @@ def _lines(pieces: Iterable[Piece]) -> dict[str, int]:
 
 
 def _gaps(use: MemoryUse) -> Interval:
-    """Return what the C library retains in addition to the largest buffers of libraries."""
+    """Return the memory that the C allocator retains for internal buffers of libraries."""
     loose = tuple(each for each in use.pieces if each.inner)
     most = max(dataclasses.replace(use, pieces=loose, inside=()).alive(), default=0)
     return Interval(0, LOOSE.expected * most - most, LOOSE.most * most - most)
 
 
 def _above(needed: list[int], inside: list[Interval], counted: int) -> Interval:
-    """Return the bytes of workspaces that raise the peak above ``counted``."""
+    """Return the bytes by which workspaces raise a program's peak above ``counted``."""
     expected, high = (
         max(taken + size for taken, size in zip(needed, sizes, strict=True)) - counted
         for sizes in ([each.expected for each in inside], [each.high for each in inside])

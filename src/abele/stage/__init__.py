@@ -1,7 +1,7 @@
-"""Stages of a pipeline: what each needs, and how a model is divided so that they take equally long.
+"""Divides a model into pipeline stages of equal time, and estimates their memory.
 
-``read`` makes a chain of units of a captured program, ``partition`` divides it, and a ``Plan`` says
-what that means for time and memory.
+``read`` converts a captured program to a chain of units, ``partition`` divides it, and a ``Plan``
+estimates time and memory.
 """
 
 from abele.stage.memory import Device, Span

@@ -1,4 +1,4 @@
-"""``abele stage SCRIPT --ipus N``: divides a program's model into stages."""
+"""The command ``abele stage SCRIPT --ipus N``, which divides a model into pipeline stages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from abele.fit.command import answered, of_script
 
 
 def add_parser(commands: Any, summary: str) -> None:
-    """Add the command to a parser's commands, with its line in the list of them."""
+    """Add the ``stage`` command to an argument parser's subcommands."""
     parser = of_script(
         commands,
         "stage",
@@ -32,13 +32,13 @@ def add_parser(commands: Any, summary: str) -> None:
 
 
 def command(parsed: argparse.Namespace) -> int:
-    """Answer and return the exit status.
+    """Run ``abele stage`` and return the exit status.
 
     Args:
-        parsed: what ``add_parser`` says, and in ``rest`` the arguments of the script.
+        parsed: arguments parsed by the parser of ``add_parser``; ``rest`` is for the script.
 
     Raises:
-        StageError: there are no such stages.
+        StageError: the model cannot be divided into so many stages.
         FitError: there is no such limit or script, or the script fails or compiles nothing.
     """
     if parsed.ipus < 1:

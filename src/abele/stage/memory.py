@@ -1,10 +1,10 @@
-"""A model as a chain of units, and the memory of each range of units as a stage of a pipeline.
+"""Memory of pipeline stages: each is a range of a chain of units that stages cannot divide.
 
-A unit is what runs from the call of one module to the next at which a stage could begin.
+A unit consists of the operations from one module call at which a stage could begin to the next.
 
-A tile of a second-generation IPU (``mk2``) runs its part of a program from the memory in which its
-part of the tensors is, so code and exchange take from the same bytes. Only the vendor's compiler
-knows how much; here it is a band, an assumption that no measurement of this project stands behind.
+A tile of a second-generation IPU (``mk2``) stores code and tensors in the same memory, so code and
+exchange reduce the bytes for tensors. Only the vendor's compiler knows how much; the interval used
+here is an assumption without a measurement.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ BATCH = -1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Unit:
-    """A part of a model that stages cannot divide.
+    """A part of a model that pipeline stages cannot divide.
 
     Attributes:
         name: path of the module at whose call it begins; empty for the model itself.
         until: last unit that begins at a call of the same module; a stage that begins here cannot
             end before it.
         time: modelled time of its forward and backward for one micro-batch.
-        inside: bytes while it runs, in addition to state and to values saved for backward.
+        inside: bytes in use while it runs, in addition to state and values saved for backward.
     """
 
     name: str
@@ -42,20 +42,20 @@ class Unit:
 
     @property
     def depth(self) -> int:
-        """Nesting depth of its module."""
+        """Nesting depth of the module at which the unit begins."""
         return self.name.count(".") + 1 if self.name else 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Value:
-    """A tensor that an operation of forward computes, or that the batch contains.
+    """A forward activation of a model, or a tensor of its batch.
 
     Attributes:
         size: bytes.
-        producer: the unit that computes it; ``BATCH``.
+        producer: the unit that computes it, or ``BATCH``.
         forward: units whose forward reads it, ascending.
         backward: units whose backward reads it, ascending.
-        marked: the program asks to keep it instead of rematerializing it.
+        marked: whether the user requests saving it instead of rematerializing it.
     """
 
     size: int
@@ -75,7 +75,7 @@ class State:
         sums: bytes of the sums of its gradients.
         optimizer: bytes of the optimizer's state.
         uses: units that read or write it, ascending.
-        together: all units that use it have to be on one device.
+        together: whether all units that use it have to be on one device.
     """
 
     name: str
@@ -88,13 +88,13 @@ class State:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chain:
-    """A model.
+    """A model as a chain of units for division into pipeline stages.
 
     Attributes:
-        units: in the order of forward.
-        values: what passes between them.
-        states: what lives all the time.
-        training: there is a backward.
+        units: units in forward order.
+        values: activations and batch tensors that units read.
+        states: parameters, buffers and constants.
+        training: whether there is a backward pass.
     """
 
     units: tuple[Unit, ...]
@@ -104,21 +104,21 @@ class Chain:
 
     @property
     def ties(self) -> list[tuple[int, ...]]:
-        """Units that have to be on one device, for each state that several of them use."""
+        """Groups of units that have to be on one device because they share state."""
         uses = {state.uses for state in self.states if state.together and len(state.uses) > 1}
         return sorted(uses)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Device:
-    """The memory of one device, and what programs do with it.
+    """The memory of a pipeline device, and how programs use it.
 
     Attributes:
         size: bytes.
-        recomputes: stages of a pipeline rematerialize activations in backward.
-        heeds_marks: so does what is between marked activations.
-        shares: share of the kinds of state that is in this memory, where it is not all.
-        is_mk2: code and exchange are in it too.
+        recomputes: whether pipeline stages rematerialize activations in backward.
+        heeds_marks: whether activations between marked ones are rematerialized.
+        shares: fraction of each kind of state in this memory, if not all of it.
+        is_mk2: whether code and exchange use the same memory.
     """
 
     size: int = limits.of_device(limits.MK2).size
@@ -130,12 +130,12 @@ class Device:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Span:
-    """A stage and its units.
+    """A pipeline stage and its range of units.
 
     Attributes:
-        stage: from 0.
-        begin: its first unit.
-        end: the first unit behind it.
+        stage: number of the stage, from 0.
+        begin: first unit.
+        end: first unit after the stage.
     """
 
     stage: int
@@ -163,13 +163,13 @@ _UNEVEN = Interval(1.0, 1.05, 1.15)
 
 
 def total(each: Sequence[float]) -> Table:
-    """Sum a number per unit over each range; 0 for an empty range."""
+    """Return the sum of a number per unit over each range of units; 0 for an empty range."""
     before = np.cumsum([0.0, *each])
     return np.maximum(before[None, :] - before[:, None], 0.0)
 
 
 def _largest(each: Sequence[float]) -> Table:
-    """Return the maximum of a number per unit over each range; 0 for an empty range."""
+    """Return the maximum of a number per unit over each range of units; 0 if empty."""
     table = np.zeros((len(each) + 1, len(each) + 1))
     for begin in range(len(each)):
         table[begin, begin + 1 :] = np.maximum.accumulate(each[begin:])
@@ -179,13 +179,13 @@ def _largest(each: Sequence[float]) -> Table:
 def _counted_once(
     units: int, items: Iterable[tuple[float, Sequence[int]]], producers: Iterable[int | None]
 ) -> Table:
-    """Sum the sizes of the items that units of each range use, each item once.
+    """Return the sum of the sizes of items used in each range of units, each item once.
 
     Args:
         units: number of units.
-        items: a size, and the units that use it, ascending.
-        producers: for each item the unit that computes it, so that only ranges after it count; None
-            if all count.
+        items: size of each item, and the units that use it, ascending.
+        producers: unit that computes each item, which ranges with this unit do not count; None to
+            count it in all ranges.
     """
     # A use counts for ranges that begin behind the use before and hold it: a rectangle of ranges.
     edges = np.zeros((units + 2, units + 2))
@@ -200,10 +200,10 @@ def _counted_once(
 
 
 def waiting(stage: int, stages: int, micro_batches: int) -> Interval:
-    """Return the number of micro-batches that wait for their backward in a stage.
+    """Return the number of micro-batches whose activations a pipeline stage holds for backward.
 
-    One forward, one backward keeps the fewest. The original has every stage work on both in each
-    turn, so that a micro-batch comes back after twice the stages that are left.
+    The 1F1B schedule holds the fewest. In PopTorch every stage runs forward and backward in each
+    turn, so that a micro-batch returns after twice the number of remaining stages.
     """
     left = stages - stage
     few, many = min(left, micro_batches), min(2 * left - 1, micro_batches)
@@ -211,11 +211,11 @@ def waiting(stage: int, stages: int, micro_batches: int) -> Interval:
 
 
 class Memory:
-    """The memory of all ranges of a chain.
+    """Estimated memory of every range of a chain's units as a pipeline stage.
 
     Args:
         chain: the model.
-        device: where a stage runs.
+        device: the device of a stage.
     """
 
     def __init__(self, chain: Chain, device: Device):
@@ -248,7 +248,7 @@ class Memory:
         *,
         behind: bool = False,
     ) -> Table:
-        """Bytes of the values that a range uses, and with ``behind`` does not compute itself."""
+        """Return the bytes of values that each range uses, if ``behind`` only earlier ones."""
         return _counted_once(
             len(self.chain.units),
             [(value.size, uses(value)) for value in values],
@@ -256,11 +256,11 @@ class Memory:
         )
 
     def _made_inside(self, values: Sequence[Value]) -> Table:
-        """Return the bytes of the values that a range computes and keeps for its backward."""
+        """Return the bytes of values that each range computes and saves for its backward."""
         return self._used(values, _backward) - self._used(values, _backward, behind=True)
 
     def _largest_segment(self) -> Table:
-        """Bytes of what a range computes again at one time: between marked values, or all."""
+        """Return the most bytes rematerialized together, for each range of units."""
         ends = sorted({value.producer for value in self.chain.values if value.marked})
         segments: dict[int, list[Value]] = {}
         for value in self.chain.values:
@@ -271,14 +271,14 @@ class Memory:
         return np.maximum.reduce([np.zeros_like(self._saved), *tables])
 
     def table(self, end: End, stage: int, stages: int, micro_batches: int) -> Table:
-        """Return the bytes of every range, if it is this stage: the sum of ``parts``."""
+        """Return the total bytes of each range of units as a given pipeline stage."""
         parts = self._parts(end, stage, stages, micro_batches)
         return self._with_code(sum(parts.values(), np.zeros_like(self._saved)), end)
 
     def pair(self, end: End, stages: int, micro_batches: int) -> Table:
         """Return the bytes of a device that runs the first and the last stage, for all boundaries.
 
-        The row is where the first stage ends, the column where the last one begins.
+        The row is the end of the first stage, the column the begin of the last stage.
         """
         first = self._parts(end, 0, stages, micro_batches)
         last = self._parts(end, stages - 1, stages, micro_batches)
@@ -313,7 +313,7 @@ class Memory:
         return parts
 
     def parts(self, spans: Sequence[Span], stages: int, micro_batches: int) -> tuple[Part, ...]:
-        """Return the memory of a device by role.
+        """Return the memory of a pipeline device by role.
 
         Args:
             spans: stages on the device.

@@ -1,9 +1,9 @@
-"""Division of a chain of units into stages, so that the slowest device is as fast as it can be.
+"""Divides a chain of units into pipeline stages, so that the slowest device is as fast as possible.
 
-Dynamic programming: the best way to divide the units up to here into so many stages follows from
-the best ways to divide fewer units into one stage less. Exact for the times and limits that it is
-given. Units that share state stay on one device. Where the two ends of the chain share some (an
-embedding and the last GEMM, often), the last stage goes to the device of the first.
+Dynamic programming: the best division of the first units into n stages follows from the best
+divisions of fewer units into n - 1 stages. It is exact for the modelled times and limits. Units
+that share state stay on one device. If both ends of the chain share state (often an embedding and
+the last GEMM), the last stage is placed on the device of the first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _Division = tuple[float, list[int]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Partition:
-    """Stages and where they run.
+    """A division of a model into pipeline stages, with the device of each stage.
 
     Attributes:
         spans: the units of each stage.
@@ -50,16 +50,16 @@ class Partition:
 
 
 def partition(chain: Chain, devices: int, device: Device, micro_batches: int) -> Partition:
-    """Divide a chain among devices.
+    """Divide a model's chain of units among pipeline devices.
 
     Args:
         chain: the model.
         devices: number of devices; each gets at least one unit.
-        device: the memory of each.
-        micro_batches: number of them in one update, or in one call without training.
+        device: the memory of each device.
+        micro_batches: number of micro-batches in one update, or in one call without training.
 
     Raises:
-        StageError: there are not as many places where a stage can begin.
+        StageError: the model has too few units at which a stage can begin.
     """
     if devices < 1:
         raise StageError(f"A model runs on one device at least, not on {devices}.")
@@ -91,14 +91,14 @@ class _Search:
         self._known: dict[tuple[int, int, End | None], Table] = {}
 
     def most_devices(self) -> int:
-        """Return the largest number of devices that each get a part."""
+        """Return the largest number of devices among which the model can be divided."""
         return len(self._places(self.units, self.chain.ties)) + 1
 
     def best(self, end: End | None) -> _Division | None:
-        """Return the best division, at modules that are as far outside as its time allows.
+        """Return the fastest division, preferring stages that begin at outer modules.
 
         Args:
-            end: the estimate that fits into every device; None for any.
+            end: the bound of the memory estimate that has to fit; None for no limit.
         """
         depths = sorted({unit.depth for unit in self.chain.units[1:]}) or [0]
         found = [self._divided(depth, end) for depth in depths]
@@ -108,7 +108,7 @@ class _Search:
         return next(each for each in found if each and each[0] <= best[0] * _FOR_OUTER)
 
     def _divided(self, depth: int, end: End | None) -> _Division | None:
-        """Return the best division whose stages begin at modules of at most some depth."""
+        """Return the fastest division with stages that begin at modules up to some depth."""
         grid = [0, *self._places(depth, self.chain.ties), self.units]
         tables = [self._times(stage, self.devices, end) for stage in range(self.devices)]
         straight = _shortest(grid, tables)
@@ -116,7 +116,7 @@ class _Search:
         return self._ring(depth, end, below) or straight
 
     def _places(self, depth: int, ties: Sequence[tuple[int, ...]]) -> list[int]:
-        """Return where later stages may begin: not between units that are tied."""
+        """Return the units at which stages may begin: not between units that share state."""
         return [
             place
             for place, unit in enumerate(self.chain.units)
@@ -126,7 +126,7 @@ class _Search:
         ]
 
     def _times(self, stage: int, stages: int, end: End | None) -> Table:
-        """Return the time of each range as some stage; infinite if that is not allowed."""
+        """Return the time of each range of units as a stage; infinite if it is not allowed."""
         key = stage, stages, end
         if key not in self._known:
             times = self.time.copy()
@@ -141,12 +141,12 @@ class _Search:
         return self._known[key]
 
     def _ring(self, depth: int, end: End | None, below: float) -> _Division | None:
-        """Divide into one more stage, with the units at both ends on one device.
+        """Return a division with the first and the last stage on one device, or None.
 
         Args:
             depth: as for ``_divided``.
             end: as for ``best``.
-            below: slower divisions are of no use.
+            below: upper limit of the slowest device's time.
         """
         stages, ties = self.devices + 1, self.chain.ties
         if self.devices < 2 or not ties:
@@ -177,11 +177,11 @@ class _Search:
 
 
 def _shortest(grid: Sequence[int], tables: Sequence[Table]) -> _Division | None:
-    """Return the least largest time of consecutive ranges, and where later ones begin.
+    """Minimize the time of the slowest range of units; return it and the begins of ranges.
 
     Args:
-        grid: locations where ranges may begin or end, ascending; all from first to last is divided.
-        tables: for each range its times by begin and end.
+        grid: units at which ranges may begin or end, ascending, from first to last.
+        tables: times of each range by begin and end.
     """
     reach = np.full(len(grid), math.inf)
     reach[0] = 0.0

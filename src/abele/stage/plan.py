@@ -1,4 +1,4 @@
-"""Plan of the stages of a pipeline: their devices, memory and share of the work."""
+"""Plan of pipeline stages: their devices, memory and share of the time."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _ANSWERS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Load:
-    """The work and memory of one device.
+    """The time and memory of one pipeline device.
 
     Attributes:
         device: number of the device.
         stages: stages on the device.
         parts: bytes by role.
         verdict: whether the memory suffices.
-        time: modelled time of its stages for one micro-batch.
+        time: modelled time of the stages for one micro-batch.
     """
 
     device: int
@@ -38,21 +38,21 @@ class Load:
 
     @property
     def size(self) -> Interval:
-        """Estimated memory of the device in bytes."""
+        """Estimated memory of the pipeline device in bytes."""
         return Interval.sum(part.size for part in self.parts)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Stages, their devices and what follows.
+    """A plan of pipeline stages on devices, with their memory.
 
     Attributes:
         chain: the model.
         spans: the units of each stage.
         homes: the device of each stage.
-        limit: the memory of each device.
-        device: what that is.
-        micro_batches: number of them in one update, or in one call without training.
+        limit: the memory limit of each device.
+        device: the memory of each device, and how programs use it.
+        micro_batches: number of micro-batches in one update, or in one call without training.
     """
 
     chain: Chain
@@ -64,7 +64,7 @@ class Plan:
 
     @property
     def stages(self) -> int:
-        """Number of stages."""
+        """Number of pipeline stages."""
         return len(self.spans)
 
     @property
@@ -74,12 +74,12 @@ class Plan:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The module at whose call each stage begins; empty for the model itself."""
+        """Path of the module at whose call each stage begins; empty for the model itself."""
         return tuple(self.chain.units[span.begin].name for span in self.spans)
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """The share of each stage in the modelled time, from 0 to 1."""
+        """Share of each pipeline stage in the modelled time, from 0 to 1."""
         times = [self._time(span) for span in self.spans]
         return tuple(time / (sum(times) or 1.0) for time in times)
 
@@ -88,7 +88,7 @@ class Plan:
 
     @functools.cached_property
     def loads(self) -> tuple[Load, ...]:
-        """Work and memory of each device."""
+        """Time and memory of each pipeline device."""
         memory = Memory(self.chain, self.device)
         return tuple(self._load(memory, device) for device in sorted(set(self.homes)))
 
@@ -107,16 +107,16 @@ class Plan:
 
     @property
     def verdict(self) -> Verdict:
-        """Worst verdict of all devices."""
+        """Worst memory verdict of all devices."""
         return max((load.verdict for load in self.loads), key=list(Verdict).index)
 
     @property
     def fullest(self) -> Load:
-        """The device whose memory is expected to be the fullest."""
+        """The device with the largest expected memory."""
         return max(self.loads, key=lambda load: load.size.expected)
 
     def data(self) -> dict[str, Any]:
-        """Everything as JSON values: bytes, and shares from 0 to 1."""
+        """Return the plan as JSON values: bytes, and shares from 0 to 1."""
         stages = zip(self.names, self.homes, self.shares, strict=True)
         return {
             "version": 1,
@@ -129,7 +129,7 @@ class Plan:
         }
 
     def text(self) -> str:
-        """Format the verdict, a row per stage, and the memory of the fullest device."""
+        """Format the plan: verdict, a row per stage, and memory of the fullest device."""
         return "\n\n".join([self._sentence(), self._table(), self._memory_table()])
 
     def _sentence(self) -> str:

@@ -1,4 +1,4 @@
-"""Reading of a chain of units, with their state and memory, off captured programs."""
+"""Reads a chain of units, with their state and memory, from captured programs."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _OPERATIONS_PER_BYTE = 5.0
 
 @contextlib.contextmanager
 def recorded(module: torch.nn.Module) -> Generator[list[str]]:
-    """While open, a capture of ``module`` marks its operations with numbers of calls of modules.
+    """Mark the operations of a capture with the number of the module call that they follow.
 
     Args:
-        module: the model; its forward runs once.
+        module: the model, whose forward runs once.
 
     Yields:
         The paths of the called modules, in the order of the calls; empty for the model itself.
@@ -64,20 +64,20 @@ def recorded(module: torch.nn.Module) -> Generator[list[str]]:
 
 @dataclasses.dataclass(frozen=True)
 class Begin:
-    """The begin of a unit at a call of the module at ``name``; see ``Unit``."""
+    """The begin of a unit, which is the call of a module; see ``Unit``."""
 
     name: str
     until: int
 
 
 def divided(program: Program, entries: Sequence[str]) -> tuple[Begin, ...]:
-    """Divide a program into units at marked calls, and mark its operations with units.
+    """Divide a program into units at marked module calls, and mark its operations with units.
 
-    Calls that no operation follows are no unit of their own. If a unit can begin at several calls,
-    it is named after the module that is called at the fewest other places.
+    Calls without operations begin no unit. If a unit can begin at several calls, it is named after
+    the module that is called at the fewest other places.
 
     Args:
-        program: captured inside of ``recorded``.
+        program: the program captured inside of ``recorded``.
         entries: paths of the called modules.
     """
     nodes = [node for node in program.graph.graph.nodes if node.op == "call_function"]
@@ -108,12 +108,12 @@ def divided(program: Program, entries: Sequence[str]) -> tuple[Begin, ...]:
 
 
 def read(programs: Sequence[Program], begins: Sequence[Begin], *, accumulates: bool) -> Chain:
-    """Return the chain of captured programs.
+    """Return the chain of units of captured programs.
 
     Args:
-        programs: the first has forward, with marks; others have what belongs to the state.
-        begins: its units.
-        accumulates: gradients are accumulated even if these programs do not.
+        programs: a program with marked forward operations, and others with optimizer state.
+        begins: the begins of the units.
+        accumulates: whether gradients are accumulated even if these programs do not.
     """
     whole, marked = kept_whole(programs[0])
     reader = _Reader(passes.run(whole), len(begins), marked)
@@ -133,7 +133,7 @@ def read(programs: Sequence[Program], begins: Sequence[Begin], *, accumulates: b
 
 
 def _state_of(programs: Sequence[Program], *, accumulates: bool) -> Any:
-    """Return a function from an input or constant, and the units that use it, to its ``State``."""
+    """Return a function that creates a ``State`` from an input or constant and its units."""
     slots = dict(zip((n.name for n in programs[0].placeholders()), programs[0].inputs, strict=True))
     sums: dict[str, int] = {}
     optimizer: dict[str, int] = {}
@@ -171,7 +171,7 @@ def _slot_bytes(slot: Slot) -> int:
 
 
 class _Reader:
-    """Producers and readers of values in a program."""
+    """Finds producers and readers of values in a program that is divided into units."""
 
     def __init__(self, program: Program, units: int, marked: frozenset[str]):
         self.program, self.count, self._marked = program, units, marked
@@ -187,7 +187,7 @@ class _Reader:
         return tuple(sorted({min(part, 2 * self.count - 1 - part) for part in parts}))
 
     def times(self) -> list[float]:
-        """Return the time of each unit, as the bytes that memory could move meanwhile."""
+        """Return the modelled time of each unit, as the bytes that memory could move meanwhile."""
         times = [0.0] * self.count
         for node, part in self.parts.items():
             if node_phase(node) != "update" and not is_getitem(node):
@@ -196,7 +196,7 @@ class _Reader:
         return times
 
     def needs(self) -> list[Interval]:
-        """Bytes of each unit beside state and saved values: its largest value, and the peak."""
+        """Return the bytes of each unit besides state and saved values: largest value and peak."""
         use = program_memory.of_graph(self.program)
         kept = {
             node
@@ -220,7 +220,7 @@ class _Reader:
         return [Interval(a, b, _MOST * b) for a, b in zip(largest, most, strict=True)]
 
     def values(self) -> Iterator[Value]:
-        """Yield the values of forward, and the inputs of the batch."""
+        """Yield the forward activations of a program, and the inputs of its batch."""
         inputs = dict(zip(self.program.placeholders(), self.program.inputs, strict=True))
         for node, readers in self._readers.items():
             slot = inputs.get(node)
@@ -246,7 +246,7 @@ class _Reader:
 
 
 def _sources(node: Node) -> Iterator[Node]:
-    """Yield what an operation reads, through views."""
+    """Yield the nodes that an operation reads, with views replaced by their bases."""
     for each in node.all_input_nodes:
         while each.op == "call_function" and is_view(each):
             each = node_argument(each, 0)
@@ -254,7 +254,7 @@ def _sources(node: Node) -> Iterator[Node]:
 
 
 def _size_of(node: Node) -> int:
-    """Return the bytes of a value; 0 for views and writes, which have no memory of their own."""
+    """Return the bytes of a node's value; 0 for views and writes, which allocate nothing."""
     value = node.meta.get("val")
     if is_view(node) or writes(node) or is_sequence(value) or value is None:
         return 0
