@@ -55,7 +55,7 @@ class Spread:
 
     @property
     def only_rounding(self) -> bool:
-        """Whether the float32 result consists of rounding errors only."""
+        """True if the float32 result consists of rounding errors only."""
         return self.seen > _NOTHING_ELSE * self.scale
 
     def relative(self, norm: float) -> float:
@@ -186,7 +186,7 @@ class Answer:
 
     @property
     def parted(self) -> bool:
-        """Whether the two settings differ by more than rounding."""
+        """True if the two settings differ by more than rounding."""
         return self.blamed is not None or any(each.parted for each in self.results)
 
     @property

@@ -50,7 +50,7 @@ class Limit:
 
     @property
     def is_mk2(self) -> bool:
-        """Whether the limit is the memory of a second-generation IPU."""
+        """True if the limit is the memory of a second-generation IPU."""
         return self.name == MK2
 
 

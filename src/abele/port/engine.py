@@ -47,7 +47,7 @@ class Port:
 
     @property
     def runs(self) -> bool:
-        """Whether any part of the ported program runs on abele."""
+        """True if any part of the ported program runs on abele."""
         every = " ".join(self.after.values())
         return self.to == "torch" or "trainingModel(" in every or "inferenceModel(" in every
 

@@ -69,7 +69,7 @@ class Comparison:
 
     @property
     def recorded(self) -> bool:
-        """Whether a recorded difference between two runs can change losses."""
+        """True if a recorded difference between two runs can change losses."""
         differing = (self.optimizer, self.options, self.programs, self.only, self.kernels)
         return any(differing) or bool(self.machine)
 

@@ -1,4 +1,4 @@
-"""Tells which nodes of a program may run after others, across function calls."""
+"""Determines which nodes of a program may run after others, across function calls."""
 
 from __future__ import annotations
 

@@ -33,14 +33,14 @@ class StepPair:
 
     @property
     def same_loss(self) -> bool | None:
-        """Whether the losses of both scripts are equal bit for bit; None if unknown."""
+        """True if the losses of both scripts are equal bit for bit; None if unknown."""
         if not self.port.losses or not self.original.losses:
             return None
         return same_losses(self.original.losses, self.port.losses)
 
     @property
     def same_batch(self) -> bool:
-        """Whether both scripts are known to have passed equal inputs to their model."""
+        """True if both scripts are known to have passed equal inputs to their model."""
         mine, other = self.original, self.port
         known = bool(mine.inputs) and other.alone and len(mine.losses) == 1
         return known and {*mine.inputs} <= {*other.inputs}
@@ -89,7 +89,7 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether all losses, parameters and buffers of both scripts are equal bit for bit."""
+        """True if all losses, parameters and buffers of both scripts are equal bit for bit."""
         return self.difference is None
 
     @property
