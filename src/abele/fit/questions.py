@@ -21,7 +21,7 @@ class Report(Protocol):
     """The answer of ``abele fit`` or ``abele stage``, printable as text or JSON."""
 
     def data(self) -> dict[str, Any]:
-        """Return the answer as JSON values."""
+        """Return the answer of ``abele fit`` or ``abele stage`` as JSON values."""
         ...
 
     def pieces(self, say: Say = silent) -> Iterator[str]:

@@ -18,7 +18,7 @@ _Statement: TypeAlias = cst.SimpleStatementLine | cst.BaseCompoundStatement
 
 
 class Edits:
-    """Changes to the source text of one file."""
+    """Collected edits of the source text of one file."""
 
     def __init__(self, source: Source):
         """Begin without edits.
@@ -34,7 +34,7 @@ class Edits:
         self._definitions: list[_Statement] = []
 
     def change(self, node: cst.CSTNode, change: Change) -> None:
-        """Record a change of a syntax node; several changes of one node are applied in order."""
+        """Record an edit of a syntax node; several edits of one node are applied in order."""
         self._changes.setdefault(node, []).append(change)
 
     def replace(self, node: cst.CSTNode, text: str) -> None:
@@ -82,11 +82,11 @@ class Edits:
         self._lines[line] = None
 
     def applied(self, node: _Node) -> _Node:
-        """Return a node with the edits inside it applied, such as a moved expression."""
+        """Return a syntax node with the edits inside it applied, such as a moved expression."""
         return changed(self._source, node, self._changes, self._around)
 
     def text(self) -> str:
-        """Return the file with all edits applied."""
+        """Return the source text of the file with all edits applied."""
         added = self._imports, self._lines, self._definitions
         if not any((self._changes, self._around, *added)):
             return self._source.text
@@ -219,7 +219,7 @@ class _Transformer(cst.CSTTransformer):
 
 
 def statements_of(changed: Any) -> list[Any]:
-    """Return the replacements of a statement; none if it was removed."""
+    """Return the statements that replace an edited statement; empty if it was removed."""
     if isinstance(changed, cst.RemovalSentinel):
         return []
     nodes: Any = changed
@@ -282,7 +282,7 @@ def _text(statement: Any) -> str:
 
 
 def _imports_torch(statement: Any) -> bool:
-    """Return whether a statement imports torch; new imports go before it."""
+    """Return whether a statement imports torch, before which new imports are inserted."""
     return _text(statement).startswith(("import torch", "from torch"))
 
 

@@ -166,7 +166,7 @@ class PoplarExecutor:
             return self.run(*args, **kwargs)
 
     def isCompiled(self) -> bool:
-        """Return whether the model was called."""
+        """Return whether the model has been called."""
         return bool(self.modes)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:

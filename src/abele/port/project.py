@@ -55,7 +55,7 @@ class Project:
                 self._classes[name] = node
 
     def source(self, owner: Owner) -> Source:
-        """Return the file of a function, class or module."""
+        """Return the source file of a function, class or module."""
         return self._source_of[owner]
 
     def functions(self) -> Iterator[tuple[Source, cst.FunctionDef]]:
@@ -77,7 +77,7 @@ class Project:
         return self._lookup(self._classes, source, node)
 
     def method(self, owner: cst.ClassDef, name: str) -> cst.FunctionDef | None:
-        """Return a method of a class or of its bases."""
+        """Return a method of a class or of its bases, by name."""
         for each in self.bases(owner):
             for statement in each.body.body:
                 if isinstance(statement, cst.FunctionDef) and statement.name.value == name:

@@ -81,7 +81,7 @@ _pid = 0
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text of an error, or a sentence if the text is empty."""
+    """Return the message of an error, or a sentence if the message is empty."""
     if text := str(error):
         return text
     if isinstance(error, KeyboardInterrupt):

@@ -77,7 +77,7 @@ def differences(first: Files, second: Files) -> list[Difference]:
 
 
 def _disjoint(first: Sequence[float], second: Sequence[float]) -> bool:
-    """Return whether two ranges (low, median, high) do not overlap."""
+    """Return whether two intervals (low, median, high) do not overlap."""
     return first[2] < second[0] or second[2] < first[0]
 
 

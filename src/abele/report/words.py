@@ -15,7 +15,7 @@ def size(count: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """Format a duration."""
+    """Format a duration in seconds with a suitable unit."""
     if value >= 86400:
         return f"{value / 86400:.1f} d"
     if value >= 3600:

@@ -1,1 +1,1 @@
-"""Analyses a program: objects behind names, names read and written, and training steps."""
+"""Analyses a PyTorch program: tracked objects, variables read and written, and training steps."""

@@ -1,4 +1,4 @@
-"""Finds the loaders that batches come from, and whether all batches have one size."""
+"""Finds the data loaders that batches come from, and whether all batches have equal size."""
 
 from __future__ import annotations
 

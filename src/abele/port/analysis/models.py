@@ -148,7 +148,7 @@ def _may_set(
 
 
 def _is_odd(project: Project, things: Things, source: Source) -> bool:
-    """Return whether a file sets training or evaluation mode other than by a plain call."""
+    """Return whether a file sets training or evaluation mode other than by a direct call."""
     settings = findall(source.module, _SETTING)
     called = {each.func for each in settings}
     named = findall(source.module, m.Attribute(attr=m.Name("train") | m.Name("eval")))

@@ -79,7 +79,7 @@ def _is_transparent(source: Source, statement: cst.With) -> bool:
 
 
 def only_times(statement: cst.With) -> bool:
-    """Return whether a ``with`` statement only times its body."""
+    """Return whether a ``with`` statement only measures the time of its body."""
     code = cst.Module([]).code_for_node
     return all(
         isinstance(each.item, cst.Call) and bool(_TIMES.search(code(each.item.func)))
@@ -91,7 +91,7 @@ _TIMES = re.compile(r"(?i)(timing|timer|stopwatch|record_function)")
 
 
 def is_autocast(source: Source, statement: cst.With) -> bool:
-    """Return whether a ``with`` statement only switches autocast."""
+    """Return whether a ``with`` statement only enables or disables autocast."""
     return all(
         isinstance(each.item, cst.Call) and is_autocast_call(source, each.item)
         for each in statement.items

@@ -229,7 +229,7 @@ class _Reader:
     def _forward(
         self, end: int, loss: str, differentiated: cst.BaseExpression | None
     ) -> tuple[Statement, ...]:
-        """Return the statements from a model's call to the loss."""
+        """Return the statements of the forward pass, from a model's call to the loss."""
         follows = self._following(end)
         needed = {loss} if differentiated is None else set(reads(differentiated))
         chosen = list[Statement]()

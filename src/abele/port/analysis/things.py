@@ -85,7 +85,7 @@ class Things:
         return things if kind is None else {each for each in things if each.kind is kind}
 
     def calls(self, function: cst.FunctionDef) -> dict[cst.Call, Source]:
-        """Return the calls of a function, each with its file."""
+        """Return the calls of a function of the program, each with its file."""
         return self._calls.get(function, {})
 
     def function(self, source: Source, call: cst.Call) -> cst.FunctionDef | None:
@@ -93,7 +93,7 @@ class Things:
         return self._function(source, call)
 
     def file(self, owner: Owner) -> Source:
-        """Return the file of a function, class or module."""
+        """Return the source file of a function, class or module."""
         return self._project.source(owner)
 
     def names(self, owner: Owner, thing: Thing) -> list[str]:
@@ -204,7 +204,7 @@ class Things:
         return self._values.get(variable, set())
 
     def owner(self, source: Source, node: cst.CSTNode) -> Owner:
-        """Return the function, or else the module, that contains a node."""
+        """Return the innermost function, or else the module, that contains a syntax node."""
         return source.enclosing(node, cst.FunctionDef) or source.module
 
     def named(self, source: Source, node: cst.CSTNode, name: str) -> Owner:

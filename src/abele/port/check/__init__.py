@@ -1,4 +1,4 @@
-"""Compare the losses and tensors of a port and an original program, step by step.
+"""Compares the losses and tensors of a port and its original program, step by step.
 
 The original and the port run unchanged in processes of their own, from the same seeds. After each
 update both record their losses, inputs and digests of their parameters; the records are compared.

@@ -187,7 +187,7 @@ def _started(run: Run, output: Path, records: Path) -> subprocess.Popen[bytes]:
 def _require_end(
     run: Run, status: int | None, end: dict[str, Any] | None, printed: Sequence[str]
 ) -> None:
-    """Raise unless a script has run to completion.
+    """Raise an error unless a script has run to completion.
 
     Args:
         run: the script.

@@ -1,4 +1,4 @@
-"""Run a watched script in the process that ``process.recorded`` has started for it.
+"""Runs a watched script in the process that ``process.recorded`` has started.
 
 The script runs as Python would run it, after seeds were set and hooks were placed. An exception
 that no ``except Exception`` catches ends it after enough steps.
@@ -82,7 +82,7 @@ def _watched(request: dict[str, Any], record: Record) -> None:
 
 
 def seed(number: int) -> None:
-    """Seed the random generators of a script; seeds set by the script take precedence."""
+    """Seed all random generators before a script runs; seeds set by the script take precedence."""
     random.seed(number)
     numpy.random.seed(number)
     untyped: Any = torch

@@ -23,7 +23,7 @@ _Nodes: TypeAlias = Iterator[cst.CSTNode]
 
 
 class Reason(NamedTuple):
-    """A construct that blocks the port.
+    """A construct that prevents porting, with the reason.
 
     Attributes:
         code: code of the findings, such as ``ABP601``.

@@ -102,7 +102,7 @@ def trouble(journal: Journal, status: Status) -> list[Html]:
 
 
 def _together(errors: list[Moment]) -> list[list[Moment]]:
-    """Group each error with earlier ones whose text it contains.
+    """Group each error of a run with earlier ones whose text it contains.
 
     An error is recorded for its call, again if it ends the program, and perhaps as the cause of
     another error. The last error of a group has the most text.
