@@ -383,9 +383,9 @@ class Program:
         reason: reason for the lowering.
         given: bytes of its inputs by role.
         history: capture and passes.
-        operators: its operators.
-        memory: its memory.
-        text: its operations as Python; cut off if very long.
+        operators: the operators, by module and phase.
+        memory: memory use.
+        text: the operations as Python code; truncated if very long.
         timing: times of its kernels; None if they were not timed.
         untimed: reason why they were not timed, if timing was wanted.
         declined: reason of each preferred lowering that declined the program.

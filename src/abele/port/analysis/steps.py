@@ -32,27 +32,27 @@ class Step:
     """A training step of a PyTorch script, from the model's call to the parameter update.
 
     Attributes:
-        source: its file.
-        owner: the function, or module, around it.
-        loop: the loop around it in that function; None where the function is one step.
-        block: the statements among which it is.
-        loss: the name of what is differentiated.
-        forward: the statements of the block that lead from the model to the loss. Where what is
-            differentiated has no name, the last one gives it one and is not in the program.
-        place: the statement of the block that the call replaces.
-        backward: the statement that differentiates.
-        zero: statements that forget gradients.
-        update: the statement that updates.
-        models: the models that the forward statements call, each with its expression there.
-        helpers: functions of the program by which they do so.
+        source: the file of the step.
+        owner: the enclosing function or module.
+        loop: the enclosing loop in that function; None if the function is one step.
+        block: the statements of the block that contains the step.
+        loss: the variable of the differentiated loss.
+        forward: the statements of the block from the model to the loss. If the loss has no name,
+            a last statement that is not in the program assigns it to one.
+        place: the statement of the block that the training model's call replaces.
+        backward: the statement that calls ``backward``.
+        zero: the statements that call ``zero_grad``.
+        update: the statement that updates parameters.
+        models: the models that forward statements call, each with its expression there.
+        helpers: functions of the program through which models are called.
         optimizer: the optimizer that updates.
-        gradients: the update, and what is done to gradients before.
-        inputs: names that the forward statements need from the loop.
-        keys: of inputs that are dictionaries, the keys that are read, as text.
+        gradients: the update, and the changes of gradients before it.
+        inputs: variables that the forward statements read and that change between steps.
+        keys: the keys that are read of each input that is a dictionary, as text.
         slow: inputs that only change outside of the loop, and may be numbers.
-        constants: names that they need from the function, and that are the same in every step.
-        outputs: names that they define and others, or the next step, use, without the loss.
-        carried: inputs that the step before has computed.
+        constants: variables that the forward statements read and that are the same in every step.
+        outputs: variables of the forward pass that later code or the next step reads, but the loss.
+        carried: inputs that the previous step has computed.
     """
 
     source: Source

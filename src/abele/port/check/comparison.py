@@ -18,7 +18,7 @@ class StepPair:
     """A training step of the original script and the corresponding step of its port.
 
     Attributes:
-        step: its number, from 1.
+        step: number of the step, from 1.
         original: the update of the original; it has several losses if it accumulates gradients.
         port: the update of the port; it has no loss if the call returns only that of a later step.
         differing: parameters and buffers that differ after the step, by the original's names.
@@ -52,12 +52,12 @@ class Difference:
 
     Attributes:
         step: the first step that differs; 0 if the models differ before their first update.
-        kind: ``parameter``, ``buffer``, ``loss``, or ``steps`` if one of them makes fewer.
-        name: of the tensor in the original; empty for a loss.
+        kind: ``parameter``, ``buffer``, ``loss``, or ``steps`` if one script makes fewer.
+        name: name of the tensor in the original; empty for a loss.
         far: norm of the difference relative to that of the original's tensor, if known.
         lines: the user's lines in the original and in the port, empty where unknown.
-        meaning: what to look at.
-        model: the name of the model; empty if both train one only.
+        meaning: a hint for debugging.
+        model: name of the model; empty if both scripts train only one.
     """
 
     step: int

@@ -36,7 +36,7 @@ class Run:
         script: path of the script.
         arguments: command-line arguments of the script.
         watcher: name of the watcher, a key of ``script.WATCHERS``.
-        name: how messages call the script, ``original`` or ``port``.
+        name: label of the script in messages, ``original`` or ``port``.
         deadline: on the clock of ``time.monotonic``, in seconds.
         steps: number of updates after which the script is stopped.
         seed: seed of the random generators at the start of the script.
@@ -70,7 +70,7 @@ class Update:
         inputs: digest of each input tensor of the call.
         alone: whether its call made no other update.
         line: the user's line that made the update.
-        digests: of the model's tensors after the update, by name.
+        digests: digests of the model's tensors after the update, by name.
     """
 
     model: int
@@ -100,8 +100,8 @@ class Recorded:
     """The record of a script's run: its models, updates and notes.
 
     Attributes:
-        models: in the order of their first updates.
-        updates: in the order in which they were made.
+        models: models in the order of their first updates.
+        updates: updates in execution order.
         notes: sentences, without duplicates.
         ended: whether the script ended before all requested updates were made.
         warned: warnings of poptorch, such as of values that the host has changed.

@@ -47,25 +47,24 @@ def check(
 ) -> Comparison:
     """Run an original script and its port, and report the first divergence.
 
-    Both run on the host, the port on the target ``reference``, whose bits are those of plain
-    PyTorch. Data loaders load in their process, without workers. What the scripts print is not
-    shown; files that they write are written. The plain script runs first, so that what it downloads
-    is there for the other. If a tensor differs, both run again up to that step, to measure how far.
+    Both run on the host, the port on the target ``reference``, which computes the bits of plain
+    PyTorch. Data loaders run without workers. Output of the scripts is not shown; their files are
+    written. The plain script runs first, so that the other script finds its downloads. If a tensor
+    differs, both run again up to that step, to measure the difference.
 
     Args:
         original: a script of plain PyTorch.
         port: the ported script.
         steps: number of updates that are compared, of all models together; both scripts end then.
-        arguments: of both scripts.
-        seed: of Python's, numpy's and torch's random numbers; seeds in the scripts win.
+        arguments: command-line arguments of both scripts.
+        seed: seed of Python's, numpy's and torch's random numbers; seeds in the scripts win.
         timeout_s: limit of the whole comparison, in seconds.
-        progress: called with the number of updates that both scripts together have made.
+        progress: called with the total number of updates of both scripts.
         python: the command that runs Python.
         back: the port is the one in plain PyTorch, and the original is not.
 
     Raises:
-        CheckError: there is no such script, one of them fails, makes no training step, or does not
-            come to its next step in time.
+        CheckError: a script does not exist, fails, makes no training step, or exceeds the time.
     """
     for name, path in (("original", original), ("port", port)):
         if not path.is_file():

@@ -71,8 +71,8 @@ def table(
     """Return an HTML table that scrolls horizontally if too wide for the page.
 
     Args:
-        heads: of the columns; none if there are none.
-        rows: of cells.
+        heads: column headings; may be empty.
+        rows: rows of cells.
         numbers: columns that are aligned right.
     """
 
