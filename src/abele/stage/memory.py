@@ -248,7 +248,7 @@ class Memory:
         *,
         behind: bool = False,
     ) -> Table:
-        """Return the bytes of values that each range uses, if ``behind`` only earlier ones."""
+        """Return the bytes of values that each range uses; with ``behind``, only earlier values."""
         return _counted_once(
             len(self.chain.units),
             [(value.size, uses(value)) for value in values],
