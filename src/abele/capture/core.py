@@ -53,7 +53,7 @@ class Captured:
 
     @property
     def by_name(self) -> dict[str, Program]:
-        """The programs under their names."""
+        """The captured programs by name."""
         return {program.name: program for program in self.programs}
 
 
@@ -116,7 +116,7 @@ def capture(
 
 @contextlib.contextmanager
 def tracing() -> Generator[None]:
-    """Let one thread at a time read and trace a module."""
+    """Lock capture, so that one thread at a time reads and traces a module."""
     with _torch.TRACING, cpython.uncollected():
         yield
 
@@ -127,7 +127,7 @@ _Traced = tuple[tuple[Program, ...], "_Result"]
 
 @dataclasses.dataclass(frozen=True)
 class Scaled:
-    """Facts about a micro-batch for an automatic loss scale.
+    """Gradient counts and the scale limit of a micro-batch, for an automatic loss scale.
 
     Attributes:
         elements: of gradients that were looked at.
@@ -228,7 +228,7 @@ def _writer(recipe: Recipe) -> Write:
 
 
 def count_saturated(recipe: Recipe, values: Values, batch: MicroBatch) -> Scaled:
-    """Count gradients that overflow soon, where the loss scale adapts itself."""
+    """Count gradient elements near overflow, for an automatic loss scale."""
     settings = recipe.rule.automatic_scaling
     if settings is None:
         return Scaled()
@@ -239,7 +239,7 @@ def count_saturated(recipe: Recipe, values: Values, batch: MicroBatch) -> Scaled
 
 
 def accumulate(recipe: Recipe, values: Values, grads: Gradients) -> None:
-    """Add the gradients of a micro-batch to their sums."""
+    """Trace the addition of a micro-batch's gradients to the accumulators."""
     config, write = recipe.config, _writer(recipe)
     sums = values.of(Role.ACCUMULATOR)
     counted = values.of(Role.COUNTER).get(reduction.COUNTED)
@@ -258,7 +258,7 @@ def accumulate(recipe: Recipe, values: Values, grads: Gradients) -> None:
 
 
 def apply(recipe: Recipe, values: Values, updated: Sequence[str], scaled: Scaled) -> None:
-    """Update parameters from sums of gradients, and empty these."""
+    """Trace the update of parameters from the accumulators, which are then zeroed."""
     sums = values.of(Role.ACCUMULATOR)
     reduced = {
         name: reduction.reduced(sums[f"{ACCUMULATOR}{name}"], recipe.config) for name in updated
@@ -276,7 +276,7 @@ def apply(recipe: Recipe, values: Values, updated: Sequence[str], scaled: Scaled
 
 
 def update(recipe: Recipe, values: Values, grads: Gradients, scaled: Scaled) -> None:
-    """Update parameters and the optimizer's state from gradients; see ``apply``."""
+    """Trace the update of parameters and optimizer state from gradients; see ``apply``."""
     state: dict[str, dict[str, torch.Tensor]] = {item.name: {} for item in recipe.params}
     for name, value in values.of(Role.OPTIMIZER_STATE).items():
         param, key = name.rsplit(".", 1)
@@ -292,7 +292,7 @@ def update(recipe: Recipe, values: Values, grads: Gradients, scaled: Scaled) -> 
 def _following_scale(
     recipe: Recipe, values: Values, grads: Gradients, scaled: Scaled
 ) -> Generator[None]:
-    """Undo unsound updates and move the scale, where the loss scale adapts itself."""
+    """Undo overflowed updates and adapt the scale, if the loss scale is automatic."""
     settings = recipe.rule.automatic_scaling
     if settings is None or not scaled.elements:
         yield

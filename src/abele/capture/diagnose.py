@@ -1,4 +1,4 @@
-"""Turning a failed capture into a sentence that names the user's line and the way out."""
+"""Diagnosis of failed captures: error messages with the user's line and a remedy."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ _SHOW_DATA: set[Function] = {_Tensor.__repr__, _Tensor.__format__, _Tensor.__red
 
 
 class _Shown(Exception):
-    """A tensor was printed, formatted or pickled."""
+    """An error: the user's forward printed, formatted or pickled a traced tensor."""
 
 
 # In-place changes of a view's shape. While forward is traced, autograd derives the gradient of a
@@ -86,7 +86,7 @@ _RESHAPES: set[Function] = {
 
 
 class _NoPrinting(TorchFunctionMode):
-    """A mode that refuses to print tensors, of which torch would show the shape alone.
+    """A dispatch mode that refuses to print traced tensors, which have no data.
 
     What reads memory gets the value that a tensor has in the trace, if that is known. An array of
     it cannot be written: the program would not see that.
@@ -99,7 +99,7 @@ class _NoPrinting(TorchFunctionMode):
         self._reshaped = list[tuple[torch.Tensor, int, str]]()
 
     def check_writes(self) -> None:
-        """Refuse views that got another shape in place, were written and need a gradient.
+        """Refuse views that were reshaped in place, written to and need a gradient.
 
         Raises:
             CaptureError: names the line where the view got its shape.
@@ -144,7 +144,7 @@ class _NoPrinting(TorchFunctionMode):
         return result
 
     def _library_operator(self, func: Function, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Call an operator by its name in ``torch.ops``; of a library, if it is not torch's own."""
+        """Call an operator by its name in ``torch.ops``, in its library's form if not torch's."""
         try:
             return self._called(func, args, kwargs)
         except Exception as error:
@@ -160,7 +160,7 @@ class _NoPrinting(TorchFunctionMode):
 
 @contextlib.contextmanager
 def explained(*, shows: bool = False) -> Generator[None]:
-    """Translate torch's errors for a forward that cannot be captured.
+    """Translate torch's errors for a forward that cannot be captured, in a ``with`` block.
 
     Every other exception of the user's forward passes unchanged.
 

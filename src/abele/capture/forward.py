@@ -1,4 +1,4 @@
-"""The user's forward inside a trace: with traced state in place, and what it returns."""
+"""Tracing of the user's forward on traced state, and its outputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from abele.trace.tracer import Values
 
 
 class References(TorchFunctionMode):
-    """A mode in which functions of torch get traced tensors in place of parameters and buffers.
+    """A torch function mode that replaces the user's parameters by traced tensors.
 
     While forward is captured its modules hold tensors of the trace. A list such as
     ``self.weights = [self.fc.weight]``, a dictionary or a closure still holds the user's own.
@@ -39,13 +39,13 @@ class References(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Call the function with traced tensors."""
+        """Call a torch function with traced tensors in place of parameters."""
         named: dict[str, Any] = kwargs or {}
         named = {name: self.resolved(value) for name, value in named.items()}
         return func(*map(self.resolved, args), **named)
 
     def resolved(self, value: Any) -> Any:
-        """Return the value with traced tensors in it."""
+        """Return a nested value with parameters and buffers replaced by traced tensors."""
         if isinstance(value, torch.Tensor):
             return self._instead.get(id(value), value)
         if type(value) in (list, tuple):
@@ -70,7 +70,7 @@ class Forward:
 
 @contextlib.contextmanager
 def state_in_place(recipe: Recipe, values: Values) -> Generator[References]:
-    """Give the module, and whoever else refers to its state, the traced tensors while open."""
+    """Replace the module's state by traced tensors in a ``with`` block."""
     traced = values.of(Role.PARAMETER), values.of(Role.BUFFER)
     references = References(in_place_of(recipe.state, *traced))
     with (
@@ -81,7 +81,7 @@ def state_in_place(recipe: Recipe, values: Values) -> Generator[References]:
 
 
 def called(recipe: Recipe, values: Values, references: References) -> list[torch.Tensor]:
-    """Call forward with the state in place; traced where a trace is under way.
+    """Call forward on traced or other state, within a trace if one is active.
 
     Errors are those of torch; whoever calls this opens ``explained``.
     """
@@ -97,7 +97,7 @@ def called(recipe: Recipe, values: Values, references: References) -> list[torch
 
 
 def run(recipe: Recipe, values: Values, references: References) -> Forward:
-    """Run forward in the trace under way, with the state in place."""
+    """Trace forward with its state as traced tensors."""
     with explained():
         returned = called(recipe, values, references)
     losses.warn_of_lost_state(recipe.leftovers.reassigned())
@@ -116,7 +116,7 @@ def run(recipe: Recipe, values: Values, references: References) -> Forward:
 
 
 def inference(recipe: Recipe, values: Values) -> Forward:
-    """Run forward alone, without gradients, in the trace under way."""
+    """Trace forward alone, without gradients."""
     with torch.no_grad(), state_in_place(recipe, values) as references:
         result = run(recipe, values, references)
     _torch.mark_traced("forward")

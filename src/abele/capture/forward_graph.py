@@ -1,4 +1,4 @@
-"""Forward as a graph of the operators that it calls, to be called again without its source.
+"""Recording of a forward as a graph of operators that runs without the source.
 
 The operators are those that forward's own calls reach first, above autograd: a dropout is one node,
 so is a batch norm that writes its statistics. So whoever runs the graph gets what forward would
@@ -47,7 +47,7 @@ Marks = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class ForwardGraph:
-    """A recorded forward.
+    """A forward recorded as a graph of operators.
 
     Attributes:
         graph: takes parameters, buffers and inputs, in this order, and returns forward's tensors.
@@ -90,7 +90,7 @@ def record(
 
 
 def _called(recipe: Recipe, values: Values) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Run forward in the trace under way; return its outputs and its losses, and mark these."""
+    """Run forward in the active trace; return its outputs and its marked losses."""
     place, finder = state_in_place(recipe, values), LossFinder()
     with place as references, finder, explained(shows=True):
         outputs = called(recipe, values, references)
@@ -103,7 +103,7 @@ def _called(recipe: Recipe, values: Values) -> tuple[list[torch.Tensor], list[to
 
 @contextlib.contextmanager
 def _plain_tensors_kept(recipe: Recipe) -> Generator[None]:
-    """Restore, on leaving, plain tensors that forward wrote into.
+    """Restore plain tensors that forward wrote to, at the end of a ``with`` block.
 
     A trace above autograd records such a write and also does it.
     """
@@ -185,7 +185,7 @@ class _Watch(TorchFunctionMode):
 
 
 def _own_gradients(values: Sequence[torch.Tensor]) -> Iterator[str]:
-    """Yield functions with a backward in Python, of which a graph has only forward's operators."""
+    """Yield names of functions with a backward in Python, which a graph cannot represent."""
     stack = [value.grad_fn for value in values if value.grad_fn is not None]
     seen = set(stack)
     while stack:
@@ -201,7 +201,7 @@ def _own_gradients(values: Sequence[torch.Tensor]) -> Iterator[str]:
 
 
 class _lines_noted(_torch.Interception):  # noqa: N801 - reads as what it does
-    """While open, nodes that are traced carry the user's line."""
+    """A mode that records the user's source line on traced nodes."""
 
     def __init__(self, hidden: Sequence[str]):
         self._hidden = hidden

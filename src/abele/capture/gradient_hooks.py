@@ -1,4 +1,4 @@
-"""Hooks of the user's on gradients: those that return a gradient become part of backward.
+"""The user's gradient hooks: a hook that returns a gradient is traced into backward.
 
 A program computes gradients without Python. A hook that returns a gradient is traced like forward;
 one that only looks would run once, while the model is captured, on tensors without values, so it is
@@ -26,13 +26,13 @@ _Function = TypeVar("_Function", bound=Hook)
 
 
 def internal(hook: _Function) -> _Function:
-    """Mark a hook as this project's own, which only observes the host."""
+    """Mark a gradient hook as this project's own, which only observes the host."""
     hook._is_internal = True  # type: ignore[reportFunctionMemberAccess]
     return hook
 
 
 def check(module: torch.nn.Module, params: Mapping[str, torch.Tensor]) -> None:
-    """Refuse hooks of a model to be trained that no program can run.
+    """Refuse gradient hooks of a training model that no program can run.
 
     Raises:
         CaptureError: names the hook and where it was written.
@@ -94,7 +94,7 @@ def on_parameters(params: Mapping[str, torch.Tensor]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def checked_modules(modules: Mapping[str, torch.nn.Module]) -> Generator[None]:
-    """While open, hooks around the backward of modules have to return something.
+    """Refuse backward hooks of modules that return nothing, in a ``with`` block.
 
     Raises:
         CaptureError: while open, from a hook that returns nothing.
@@ -113,7 +113,7 @@ def checked_modules(modules: Mapping[str, torch.nn.Module]) -> Generator[None]:
 
 
 def described(hook: Hook) -> str:
-    """Describe a hook, as in ``Hook clip (trainer.py:12)``."""
+    """Format a gradient hook with its source line, as in ``Hook clip (trainer.py:12)``."""
     function = inspect.unwrap(getattr(hook, "__func__", hook))
     code = getattr(function, "__code__", None)
     name = getattr(function, "__qualname__", type(hook).__name__)

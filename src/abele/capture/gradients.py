@@ -1,4 +1,4 @@
-"""Forward, its loss, and backward, in one trace.
+"""Tracing of forward, its loss and backward in one trace.
 
 Forward may write into values that autograd saves for backward:
 
@@ -41,7 +41,7 @@ _CHANGES_TRAINING = (_Tensor.requires_grad_, _Tensor.requires_grad.__set__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """A traced micro-batch.
+    """The traced forward, loss and gradients of a micro-batch.
 
     Attributes:
         forward: what forward returned.
@@ -89,7 +89,7 @@ def _require_only_readers(heads: Sequence[torch.Tensor]) -> None:
 
 @contextlib.contextmanager
 def differentiable(recipe: Recipe, values: Values) -> Generator[References]:
-    """Put traced state in place while forward and backward are traced."""
+    """Replace state by traced tensors that need gradients, in a ``with`` block."""
     # Until backward is done: activation checkpointing runs parts of forward again there.
     hooks = gradient_hooks.checked_modules(recipe.state.modules)
     frozen = _FrozenParameters(recipe, values)
@@ -99,7 +99,7 @@ def differentiable(recipe: Recipe, values: Values) -> Generator[References]:
 
 
 class _FrozenParameters(TorchFunctionMode):
-    """A mode that refuses to make a parameter trainable that was frozen at the capture."""
+    """A mode that refuses to unfreeze a parameter that was frozen at the capture."""
 
     def __init__(self, recipe: Recipe, values: Values):
         super().__init__()
@@ -122,7 +122,7 @@ class _FrozenParameters(TorchFunctionMode):
 
 
 def micro_batch(recipe: Recipe, values: Values) -> MicroBatch:
-    """Trace forward and the backward of the one loss in it.
+    """Trace forward and the backward of its only loss.
 
     Raises:
         LossError: not exactly one final loss.
@@ -177,7 +177,7 @@ _NAME = "CheckpointFunctionBackward"
 
 
 def refuse_reentrant_checkpoints(heads: Sequence[torch.Tensor]) -> None:
-    """Look for reentrant checkpoints in what some tensors are computed from.
+    """Refuse reentrant checkpoints in the autograd graph of some tensors.
 
     Raises:
         CaptureError: there is one.
@@ -223,7 +223,7 @@ def writes_noticed(*, copies: bool) -> Generator[None]:
 
 @contextlib.contextmanager
 def copied(*, wanted: bool) -> Generator[None]:
-    """While open, autograd saves copies of the values of a trace.
+    """Have autograd save copies of traced values in a ``with`` block, against later writes.
 
     On leaving, when backward is traced, only copies of values that are written to are left.
     """
@@ -246,7 +246,7 @@ def copied(*, wanted: bool) -> Generator[None]:
 
 
 def _remove_needless(copies: list[torch.fx.Node]) -> None:
-    """Have copies of memory that no later node writes to show that memory itself."""
+    """Replace saved copies of memory that no later node writes by that memory itself."""
     needless = set(copies)
     changed: set[torch.fx.Node] = set()
     for node in reversed(copies[0].graph.nodes) if copies else ():

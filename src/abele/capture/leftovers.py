@@ -1,4 +1,4 @@
-"""Tensors without data that forward leaves in the user's objects, and making these whole again.
+"""Cleanup of traced tensors that forward stores in the user's objects.
 
 Forward runs once on tensors without data. What it keeps of them, in attributes, lists,
 dictionaries or variables of enclosing functions, would fail at the next use outside the program.
@@ -36,7 +36,7 @@ _MOST_HOLDERS = 200_000
 
 
 class Leftovers:
-    """Objects that forward can reach, with their contents before forward ran.
+    """Objects that forward can reach, with a snapshot of their contents.
 
     Args:
         roots: the module, and whatever else forward is given.
@@ -66,14 +66,14 @@ class Leftovers:
 
     @contextlib.contextmanager
     def mended(self) -> Generator[None]:
-        """Let forward leave tensors without data while open; on leaving, none is left."""
+        """Remove traced tensors from the user's objects at the end of a ``with`` block."""
         try:
             yield
         finally:  # backward leaves some, too, and so does a forward that fails
             self.mend(lambda tensor: None)
 
     def mend(self, value_of: ValueOf, *, state: bool = True) -> None:
-        """Replace or remove all tensors without data in the objects.
+        """Replace or remove all traced tensors in the user's objects.
 
         Args:
             value_of: the value of a tensor that follows from constants, else None.
@@ -105,7 +105,7 @@ class Leftovers:
 
 
 class _Real:
-    """Real tensors by the traced tensors that stand for them."""
+    """A map from traced tensors to real tensors of equal value."""
 
     def __init__(self, value_of: ValueOf):
         self._value_of = value_of
@@ -128,7 +128,7 @@ class _Real:
         return value is _UNDER_FAKE or id(value) in unusable
 
     def instead_of(self, value: Any) -> Any:
-        """Return the value with real tensors in it; the same object if it has no others."""
+        """Return a nested value with traced tensors replaced; the same object if it has none."""
         if isinstance(value, _torch.FakeTensor):
             return self.of(value)
         if not isinstance(value, _FIXED):
@@ -144,7 +144,7 @@ class _Real:
 
 
 def _holders(roots: tuple[Any, ...], *, state: bool = True) -> Iterator[Any]:
-    """Yield every object below ``roots`` that can hold something, once, before what it holds."""
+    """Yield every container or object reachable from ``roots``, parents first."""
     seen: set[int] = set()
     kept: list[Any] = []
     stack: list[Any] = list(reversed(roots))
@@ -206,7 +206,7 @@ def _entries(holder: Any) -> dict[Any, Any]:
 
 
 def _fill(holder: Any, real: _Real) -> None:
-    """Replace tensors without data in a holder by those with data."""
+    """Replace traced tensors in a container or object by real tensors."""
     for key, value in _entries(holder).items():
         new = real.instead_of(value)
         if new is not value:
@@ -214,7 +214,7 @@ def _fill(holder: Any, real: _Real) -> None:
 
 
 def _put_back(holder: Any, before: dict[Any, Any], real: _Real, unusable: set[int]) -> None:
-    """Remove values without data from a holder, and restore the values that they replaced.
+    """Remove traced tensors from a container or object, and restore earlier values.
 
     Objects and lists go back as a whole, because their parts belong together: a flag that says
     that a table was computed, and the table.
@@ -235,7 +235,7 @@ def _put_back(holder: Any, before: dict[Any, Any], real: _Real, unusable: set[in
 
 
 def _write(holder: Any, key: Any, new: Any, old: Any) -> None:
-    """Replace a value in a holder; ``_ABSENT`` deletes it."""
+    """Replace a value in a container or object; ``_ABSENT`` deletes it."""
     if isinstance(holder, _SETS):
         holder.discard(old)
         if new is not _ABSENT:

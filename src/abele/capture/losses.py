@@ -1,4 +1,4 @@
-"""The loss of a forward: recognised by its operator, with warnings of what is not trained.
+"""Detection of a forward's loss by its operator, with warnings on untrained values.
 
 While forward runs, every call of a known loss function is noted with the tensor it returned. A loss
 that feeds another loss is an ordinary reduction; exactly one must remain. A value that forward
@@ -55,7 +55,7 @@ def mark_loss(tensor: torch.Tensor, name: str = MARKED) -> None:
 
 @contextlib.contextmanager
 def marking(call: str) -> Generator[None]:
-    """While open, advice names this call for marking a loss.
+    """Set the call that advice suggests for marking a loss, in a ``with`` block.
 
     Args:
         call: as a program writes it, with ``{}`` for the loss.
@@ -73,7 +73,7 @@ def marked(value: str) -> str:
 
 
 class LossFinder(TorchFunctionMode):
-    """While open, notes every loss that forward computes.
+    """A torch function mode that records every loss that forward computes.
 
     Attributes:
         losses: name and value of each, in the order of computation.
@@ -95,14 +95,14 @@ class LossFinder(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Call the function and note its result if it is a loss."""
+        """Call a torch function and record its result if it is a loss."""
         result = func(*args, **(kwargs or {}))
         if func in LOSS_FUNCTIONS:
             self.losses.append((LOSS_FUNCTIONS[func], result))
         return result
 
     def final(self) -> tuple[str, torch.Tensor]:
-        """Return the one loss that feeds no other loss, with the name of its function.
+        """Return the only loss that feeds no other loss, with the name of its function.
 
         Raises:
             LossError: none or several remain.
@@ -137,7 +137,7 @@ _COPIES = (aten.clone.default, aten.alias.default, aten._to_copy.default)
 def warn_of_other_losses(
     name: str, loss: torch.Tensor, outputs: Sequence[torch.Tensor], trained: Set[torch.fx.Node]
 ) -> None:
-    """Warn once if forward returns a number that training could follow and does not."""
+    """Warn once if forward returns a scalar that may be meant as a loss and is not trained."""
     node = _torch.traced_node(loss)
     if name == MARKED or node is None:
         return
@@ -211,7 +211,7 @@ def _differentiable_ancestors(node: torch.fx.Node) -> set[torch.fx.Node]:
 
 
 def warn_of_no_gradient(name: str, loss: torch.Tensor, trained: Set[torch.fx.Node]) -> None:
-    """Warn that no gradient reaches any parameter, if the loss is computed from one."""
+    """Warn that the loss, though computed from parameters, gives no parameter a gradient."""
     node = _torch.traced_node(loss)
     if node is None or not ancestors(node) & trained:
         return
@@ -223,7 +223,7 @@ def warn_of_no_gradient(name: str, loss: torch.Tensor, trained: Set[torch.fx.Nod
 
 
 def warn_of_lost_state(reassigned: Iterable[tuple[Any, str, torch.Tensor, torch.Tensor]]) -> None:
-    """Warn of attributes from which forward computes their next value."""
+    """Warn of attributes whose values forward updates at each call, as a program does not."""
     for owner, name, before, after in reassigned:
         node = _torch.traced_node(after)
         if node is None or not _reads(node, before):
@@ -251,6 +251,6 @@ def _reads(node: torch.fx.Node, tensor: torch.Tensor) -> bool:
 
 
 def line_of(node: torch.fx.Node) -> str:
-    """Format the user's line that made a node as ``FILE:LINE``."""
+    """Format the user's source line of a node as ``FILE:LINE``."""
     frame = user_line(node.meta.get("stack_trace"))
     return f"{frame[0]}:{frame[1]}" if frame else "a line unknown"

@@ -1,4 +1,4 @@
-"""Origins of the nodes of backward: lines and modules of forward.
+"""Origins of backward nodes: source lines and modules of forward.
 
 Every function of autograd's graph is tied to the operation of forward that made it; while backward
 runs, the nodes traced under a function get that operation's line, module and marks, as the entries
@@ -27,7 +27,7 @@ _wanted: contextvars.ContextVar[bool] = contextvars.ContextVar("origins", defaul
 
 @contextlib.contextmanager
 def wanted() -> Generator[None]:
-    """While open, all captures of this thread note the origins of backward."""
+    """Record origins of backward nodes in all captures of this thread, in a ``with`` block."""
     token = _wanted.set(True)
     try:
         yield
@@ -36,7 +36,7 @@ def wanted() -> Generator[None]:
 
 
 def are_wanted() -> bool:
-    """Return whether a caller of capture wants origins to be noted."""
+    """Return whether captures of this thread record the origins of backward nodes."""
     return _wanted.get()
 
 
@@ -45,7 +45,7 @@ Follow = Callable[[torch.Tensor], contextlib.AbstractContextManager[None]]
 
 @contextlib.contextmanager
 def backward_origins(*, wanted: bool) -> Generator[Follow]:
-    """While open around forward, remembers what makes autograd's functions.
+    """Record in a ``with`` block which forward nodes created autograd's functions.
 
     Args:
         wanted: otherwise nothing is done.
@@ -91,7 +91,7 @@ class _Makers(TorchFunctionMode):
             handle.remove()
 
     def _all_makers(self, loss: torch.Tensor) -> Iterator[tuple[Node, torch.fx.Node | None]]:
-        """Yield all functions below the loss with their makers, which inner functions inherit."""
+        """Yield autograd functions below the loss with the forward nodes that created them."""
         waiting: list[tuple[Node, torch.fx.Node | None]] = []
         if loss.grad_fn is not None:
             waiting.append((loss.grad_fn, None))
@@ -113,7 +113,7 @@ class _Makers(TorchFunctionMode):
         return enter
 
     def _flush(self) -> None:
-        """Mark the nodes traced since the last call with their origin."""
+        """Mark the backward nodes traced since the last call with their origin."""
         newest = None
         for node in reversed(_torch.traced_nodes()):
             newest = newest or node
@@ -125,7 +125,7 @@ class _Makers(TorchFunctionMode):
 
 
 def origin_of(node: torch.fx.Node) -> dict[str, Any]:
-    """Return marks and line of an operation of forward, for those derived from it."""
+    """Return marks and source line of a forward node, for the nodes derived from it."""
     frame = user_line(node.meta.get("stack_trace"))
     custom: dict[str, Any] = node.meta.get("custom") or {}
     return {

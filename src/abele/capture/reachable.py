@@ -1,4 +1,4 @@
-"""The parts of Python containers, objects and functions, each with its name.
+"""Traversal of Python containers, objects and functions, with names of their parts.
 
 Code that keeps tensors keeps them somewhere: an attribute, a list, a dictionary of results, a
 variable of an enclosing function. Whoever has to find them asks here what a value holds.
@@ -33,7 +33,7 @@ _SEQUENCES: Any = (list, tuple, collections.deque)  # of items of any type
 
 
 def parts(value: Any) -> Parts:
-    """Yield the parts of a value, each with the text that follows the value's name to reach it.
+    """Yield the values in a container, object or function, each with its access path as text.
 
     Modules hold their attributes, functions what they enclose and their defaults. Tensors, arrays
     of numbers, classes and modules of Python hold nothing.
@@ -111,7 +111,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def cells(function: types.FunctionType) -> list[Any]:
-    """Return the cells of the variables that a function encloses, and what ``parts`` yields."""
+    """Return the closure cells of a function, as ``parts`` yields them."""
     inside = [part for _, part in _of_function(function)]
     return [*(function.__closure__ or ()), *inside] if inside else []
 
@@ -131,7 +131,7 @@ def _of_function(function: types.FunctionType) -> Parts:
 
 
 def walk(value: Any, name: str, enter: Callable[[Any], bool]) -> Parts:
-    """Yield a value and all it holds, depth first, each object once, with the path to it."""
+    """Yield a value and all values reachable from it, depth first, once, with access paths."""
     seen: set[int] = set()
     kept: list[Any] = []  # so that no identity is used twice meanwhile
     stack = [(name, value)]

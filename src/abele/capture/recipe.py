@@ -1,4 +1,4 @@
-"""A recipe: forward and its training step in the form that tracing needs.
+"""The inputs of a trace: forward with its training step as slots and settings.
 
 It is never changed. A trace of it gives a program, and beside that what the next program needs.
 """
@@ -30,12 +30,12 @@ Call = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 
 class CopiesNeeded(Exception):
-    """Forward writes into a value that autograd has saved: it has to be traced with copies."""
+    """An exception: forward writes to a saved value, so backward has to be traced with copies."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A forward to be captured, with the step around it.
+    """The inputs of a trace: a forward, its state as slots and its update rule.
 
     Attributes:
         call: runs forward on flat inputs and returns its flat tensor outputs.
@@ -108,7 +108,7 @@ class Recipe:
         return state + self.hyper_slots
 
     def accumulators(self, names: Sequence[str]) -> list[Named]:
-        """Return slots for the sums of gradients of these parameters."""
+        """Return slots for the gradient sums of some parameters."""
         dtype = self.rule.accumulator_dtype
         params = {item.name: item.value for item in self.params}
         return [
@@ -127,7 +127,7 @@ class Recipe:
         return self.rule.loss_scaling
 
     def per_group(self) -> Recipe:
-        """Return the recipe with a per-replica parameter's values as parameters of their own."""
+        """Return the recipe with one parameter per replica group for each per-replica parameter."""
         groups = self.config.replica_groups
         if not groups:
             return self
@@ -146,7 +146,7 @@ class Recipe:
 
 
 def traced(trace: Callable[[Recipe], _Result], recipe: Recipe) -> _Result:
-    """Call ``trace`` with a recipe, and again where its backward needs another one.
+    """Call ``trace`` with a recipe, and again if its backward needs other settings.
 
     Recurrent layers are one operator each, or steps if they have to be. Values that backward needs
     are copied only if forward writes into one of them. A trace that is repeated draws the random
@@ -177,7 +177,7 @@ def recipe_of(
     origins: bool = False,
     given: Sequence[object] = (),
 ) -> Recipe:
-    """Read a module; arguments are those of ``capture``.
+    """Read a module and create the recipe of its capture.
 
     Raises:
         CaptureError: training without a rule; a module whose state no program can hold.

@@ -1,4 +1,4 @@
-"""A step whose backward starts from outputs of forward, each with a gradient that is an input.
+"""Capture of a step whose backward starts from outputs with gradients as inputs.
 
 It is traced as a whole, then cut into sections (forward, backward and update) that a caller runs
 one by one, so the sections together compute what the whole computes.
@@ -133,7 +133,7 @@ def capture_from_outputs(
 
 
 def _only_trained(recipe: Recipe) -> Recipe:
-    """Drop the gradients of parameters that the rule does not update."""
+    """Drop the gradients of parameters that the update rule does not update."""
     trained = set(recipe.trained)
     params = [dataclasses.replace(p, requires_grad=p.name in trained) for p in recipe.params]
     return dataclasses.replace(recipe, params=tuple(params))
@@ -165,7 +165,7 @@ _Beside = tuple[Mapping[int, torch.Tensor], tuple[str, ...]]
 def _step(
     recipe: Recipe, outputs: Sequence[Output], starts: Sequence[int]
 ) -> tuple[Program, Mapping[int, torch.Tensor], tuple[str, ...]]:
-    """Trace the program; with constants that forward returned, and the parameters it updates."""
+    """Trace a step that starts from outputs; return it, constant outputs and updated parameters."""
     seeds = [
         Named(
             gradient_of_output(i),
@@ -226,7 +226,7 @@ def sections(sectioned: Sectioned) -> tuple[Program, ...]:
 
 
 def _assigned(step: Program, results: int, seeds: Sequence[str]) -> Parts:
-    """Place every operation in the first section that needs it."""
+    """Assign every operation of a step to the first section that needs it."""
     nodes = [n for n in step.graph.graph.nodes if n.op not in ("placeholder", "output")]
     returned = returned_nodes(step.graph)
     late = {
@@ -251,7 +251,7 @@ def _needed(
     results: Sequence[torch.fx.Node],
     late: Collection[torch.fx.Node],
 ) -> set[torch.fx.Node]:
-    """Collect what a section computes: its results, and all that has an order or changes the model.
+    """Collect the operations of a section: its results' inputs, side effects and ordered ones.
 
     Args:
         step: the whole.

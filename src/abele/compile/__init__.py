@@ -1,1 +1,1 @@
-"""From programs to an executable: passes and compiler, the cache, and the files between them."""
+"""Compilation of captured programs to an executable, the executable cache and executable files."""

@@ -95,7 +95,7 @@ class BuildRecord:
 
     @contextlib.contextmanager
     def timed(self, part: str) -> Generator[None]:
-        """Add the wall time of the block to a part."""
+        """Add the wall time of a ``with`` block to one part of the build's seconds."""
         started = time.perf_counter()
         yield
         took = time.perf_counter() - started
@@ -240,7 +240,7 @@ def _runs_uncompiled(lowered: Lowered) -> bool:
 
 
 def _begun(lowered: Lowered, record: BuildRecord, wanted: Wanted) -> Executable | None:
-    """Return interpreted programs, which compiled ones may follow; see ``tiers.begun``."""
+    """Return interpreted programs to run while compilation may be going on; see ``tiers.begun``."""
     made = tiers.begun(lowered, record.running, wanted.announce)
     if made is not None and lowered.cache is not None and lowered.stored is None:
         record.cache, record.why = "miss", lowered.cache.why_missing(lowered.parts)
@@ -248,7 +248,7 @@ def _begun(lowered: Lowered, record: BuildRecord, wanted: Wanted) -> Executable 
 
 
 def _compiled_once(lowered: Lowered, record: BuildRecord, progress: Progress) -> Executable:
-    """Compile, or wait for another process that compiles for the same cache."""
+    """Compile the programs, or wait for another process that compiles for the same cache."""
     cache = lowered.cache
     if cache is None:
         return _compile(lowered, record, progress)
@@ -294,7 +294,7 @@ def _choice_of(target: Target, program: Program, config: StepConfig) -> _Choice:
 
 
 def _choice(target: Target, programs: Sequence[Program], config: StepConfig) -> dict[str, Any]:
-    """Return the possible lowerings of programs and the reasons, as derived parts of a key."""
+    """Return each program's candidate lowerings and their reasons, as derived key parts."""
     each = {program.name: _choice_of(target, program, config) for program in programs}
     names = {name: [way.name for way in choice.ways] for name, choice in each.items()}
     return {

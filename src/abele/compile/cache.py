@@ -37,7 +37,7 @@ class CacheWarning(UserWarning):
 
 
 class ExecutableCache:
-    """A source of executables in ``folder``, which is created when first written to."""
+    """A folder of cached executables, created at the first write."""
 
     def __init__(self, folder: str | os.PathLike[str]):
         self.folder = Path(folder).expanduser()
@@ -45,17 +45,17 @@ class ExecutableCache:
         self._refused: dict[Path, str] = {}  # why files could not be used
 
     def path(self, key: str) -> Path:
-        """Return the path of the executable with this key."""
+        """Return the path of the cached executable with a given key."""
         return self.folder / f"{key}{SUFFIX}"
 
     def has(self, key: str) -> bool:
-        """Return whether there is a file of that name, intact or not."""
+        """Return whether the cache has a file for an executable's key, intact or not."""
         return os.path.exists(self.path(key))
 
     def load(
         self, programs: Sequence[Program], parts: Mapping[str, Any], target: Target
     ) -> Executable | None:
-        """Return the stored executable with these key parts, or None."""
+        """Return the cached executable with these key parts, or None."""
         path = self._found(parts)
         if path in self._unusable:
             return None
@@ -68,7 +68,7 @@ class ExecutableCache:
             return None
 
     def _found(self, parts: Mapping[str, Any]) -> Path:
-        """Return the file with these key parts; without a compiler, that of any compiler."""
+        """Return the cache file with these key parts; without a compiler, of any compiler."""
         key = keys.key_of(parts)
         if parts.get("toolchain") or self.has(key):
             return self.path(key)
@@ -96,7 +96,7 @@ class ExecutableCache:
         return True
 
     def lock(self, key: str) -> filelock.BaseFileLock | None:
-        """Return the lock, not acquired, of the process that makes the executable with this key.
+        """Return the unacquired file lock of the process that compiles an executable.
 
         The system takes the lock from a process that ends, however it ends. None where no folder
         for locks is this user's alone: every process then makes its own executable.
@@ -117,7 +117,7 @@ class ExecutableCache:
 
     @contextlib.contextmanager
     def only_one(self, key: str, waiting: Callable[[], None]) -> Generator[bool]:
-        """Let one process of this host and user at a time make the executable with this key.
+        """Let one process of this host and user at a time compile an executable.
 
         Yields:
             Whether the executable may be there by now: this process had to wait, or there is a
@@ -132,7 +132,7 @@ class ExecutableCache:
             yield waited or self.has(key)
 
     def why_missing(self, parts: Mapping[str, Any]) -> str:
-        """Explain a miss: the stored executable is unusable, or which stored one is nearest."""
+        """Explain a cache miss: an unusable file, or how the nearest stored key differs."""
         refused = self._refused.get(self.path(keys.key_of(parts)))
         if refused is not None:
             return f"the stored executable could not be used: {refused}"
@@ -170,7 +170,7 @@ class ExecutableCache:
 
 
 def _acquired_late(lock: filelock.BaseFileLock, waiting: Callable[[], None]) -> bool:
-    """Acquire a lock; return whether another process had it, after a call of ``waiting``."""
+    """Acquire a lock; call ``waiting`` and return True if another process held it."""
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
@@ -181,7 +181,7 @@ def _acquired_late(lock: filelock.BaseFileLock, waiting: Callable[[], None]) -> 
 
 
 def _delete_old(paths: Iterable[Path], seconds: float) -> None:
-    """Delete files that were not written for so long: their writers were killed."""
+    """Delete abandoned temporary files: not written for ``seconds``, as the writer was killed."""
     for path in paths:
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > seconds:

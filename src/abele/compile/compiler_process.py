@@ -50,7 +50,7 @@ _LOG, _LOG_BYTES = "worker.log", 2000
 
 
 class FromCompiler(Later):
-    """Programs that another process compiles.
+    """Programs that are compiled by a background process.
 
     They are written after the first step, which does not wait for that, unless it is said when they
     have to be there. Where a process that steps with this one compiles them for the same cache,
@@ -77,12 +77,12 @@ class FromCompiler(Later):
 
     @property
     def process(self) -> int:
-        """Number of the process, which leads the group of the compilers it starts."""
+        """ID of the compiling process and of its process group, which has its compilers."""
         assert self._process is not None
         return self._process.pid
 
     def look(self) -> Executable | Failure | None:
-        """Return the programs or their failure, None while they are compiled.
+        """Return the compiled programs or their failure, None while they are compiled.
 
         The second call writes the programs. Looks at the process twenty times a second, and not in
         a forked process.
@@ -103,7 +103,7 @@ class FromCompiler(Later):
         return self._outcome
 
     def wait(self) -> Executable | Failure:
-        """Return the programs once the compiler, or another process's compiler, has ended."""
+        """Return the compiled programs once this or another process's compiler has ended."""
         self._write(block=True)
         if self._outcome is None:
             if os.getpid() != self._owner:
@@ -114,7 +114,7 @@ class FromCompiler(Later):
         return self._outcome
 
     def close(self) -> None:
-        """End the compiler; another process may compile instead."""
+        """End the compiler process and let another process compile instead."""
         self._end()
         if self._outcome is None:
             self._outcome = Failure("the model was closed while its programs were compiled")
@@ -123,7 +123,7 @@ class FromCompiler(Later):
     # -- starting ------------------------------------------------------------------------------
 
     def _write(self, *, block: bool = False) -> None:
-        """Write the programs and start the compiler, once, unless another process does so.
+        """Write the programs' source and start the compiler, once per cache.
 
         Args:
             block: wait for that process.
@@ -141,7 +141,7 @@ class FromCompiler(Later):
             self._release()
 
     def _has_turn(self, *, block: bool) -> bool:
-        """Return whether no other process compiles the programs; take what one has stored."""
+        """Return whether this process has to compile; load an executable stored meanwhile."""
         cache, job = self._cache, self._job
         if cache is None or self._lock is None:
             return True
@@ -157,13 +157,13 @@ class FromCompiler(Later):
         return True
 
     def _release(self) -> None:
-        """Let another process compile the programs that remain."""
+        """Release the compile lock, so that another process may compile the programs."""
         if self._lock is not None:
             with contextlib.suppress(OSError):
                 self._lock.release(force=True)
 
     def _begin(self) -> None:
-        """Start the process.
+        """Start the background compiler process.
 
         Raises:
             OSError: it cannot be started, or no temporary file be written.
@@ -183,7 +183,7 @@ class FromCompiler(Later):
 
     @cpython.with_room
     def _command(self, folder: Path) -> list[str]:
-        """Write the programs into the process's folder; return the command that starts it."""
+        """Write the programs into the compiler's folder; return the command that starts it."""
         job, files, running = self._job, list[_File](), self.running
         with cpython.uncollected(), passes.one_after_the_other():
             for program in job.programs:
@@ -209,7 +209,7 @@ class FromCompiler(Later):
     # -- waiting -------------------------------------------------------------------------------
 
     def _leave_it_a_share(self, process: subprocess.Popen[bytes]) -> None:
-        """Pause for the compiler's share of the time, less what writing the programs took.
+        """Pause the steps for the compiler's share of processor time.
 
         The time that writing the programs took counts as part of that: steps had to wait for it.
         """
@@ -234,7 +234,7 @@ class FromCompiler(Later):
         return outcome
 
     def _read(self, folder: Path) -> Executable | None:
-        """Load the code that the process has compiled; None if it did not come to its end."""
+        """Load the code of the finished compiler process; None if it ended early."""
         try:
             results = json.loads((folder / native.RESULTS).read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -281,7 +281,7 @@ def _started(command: list[str], folder: Path) -> subprocess.Popen[bytes]:
 
 
 def _end(process: subprocess.Popen[bytes], folder: Path, owner: int) -> None:
-    """End a worker with its compilers and delete its folder."""
+    """End a compiler process with its compilers and delete its folder."""
     if os.getpid() != owner:
         return  # a forked process, which has nothing to end
     if process.poll() is None or process.returncode < 0:  # its compilers may outlive it
@@ -302,12 +302,12 @@ class _File:
         self._source, self._code = folder / f"{number}.cpp", folder / f"{number}.so"
 
     def command(self) -> list[str]:
-        """Write the file; return the command that compiles it."""
+        """Write the source file; return the command that compiles it."""
         self._source.write_text(self._written.text, encoding="utf-8", errors="backslashreplace")
         return self._written.command(str(self._source), str(self._code))
 
     def way(self, result: dict[str, Any]) -> Way:
-        """Return the program with the code that the compiler made.
+        """Return the program with its compiled code.
 
         Raises:
             CompilerError: it made none.

@@ -65,7 +65,7 @@ class Way:
 
 
 def seconds(compiled: Compiled, inputs: list[torch.Tensor]) -> float:
-    """Return the wall time of one run, in seconds."""
+    """Return the wall time of one run of a compiled program, in seconds."""
     began = time.perf_counter()
     compiled.run(inputs)
     return time.perf_counter() - began
@@ -74,7 +74,7 @@ def seconds(compiled: Compiled, inputs: list[torch.Tensor]) -> float:
 def fastest(
     ways: Sequence[Way], compile_s: float, clocked: Clocked | None = None
 ) -> tuple[Way, str]:
-    """Return the fastest lowering of a program, and its times in words."""
+    """Return the fastest lowering of a program, and the measured times as text."""
     first = ways[0]
     size = sum(math.prod(slot.shape) * slot.dtype.itemsize for slot in first.program.inputs)
     if size > _LARGEST_BYTES:
@@ -143,7 +143,7 @@ def _times(
 
 
 def _chosen(ways: Sequence[Way], times: Sequence[list[float]], clocked: Clocked) -> tuple[Way, str]:
-    """Return the lowering with the least median time, and all medians in words."""
+    """Return the lowering with the least median time, and all medians as text."""
     medians = [statistics.median(each) for each in times]
     best = min(range(len(ways)), key=medians.__getitem__)
     once = min(len(times[0]), len(times[best])) == 1
@@ -169,7 +169,7 @@ def _ms(seconds: float) -> str:
 
 
 def return_memory() -> None:
-    """Return freed memory to the system, where the C library can do that.
+    """Return freed heap memory to the operating system, where the C library supports it.
 
     Else what was measured and thrown away would count as memory of the run that follows.
     """
@@ -180,7 +180,7 @@ def return_memory() -> None:
 
 
 def made_up(program: Program) -> list[torch.Tensor]:
-    """Create inputs of the right shapes: small numbers, first class or row, no zero variance."""
+    """Create synthetic inputs of a program: small numbers, index 0, no zero variance."""
     generator = torch.Generator().manual_seed(0)
     return [_made_up(slot, generator) for slot in program.inputs]
 
@@ -203,7 +203,7 @@ def _made_up(slot: Slot, generator: torch.Generator) -> torch.Tensor:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lowered:
-    """Programs with their possible lowerings, and the executable if one is stored.
+    """Programs with their candidate lowerings, and the executable if one is stored.
 
     Attributes:
         programs: before the passes of lowerings.
@@ -223,18 +223,18 @@ class Lowered:
 
     @functools.cached_property
     def names(self) -> list[str]:
-        """The lowerings that the programs may have."""
+        """The names of all candidate lowerings of the programs."""
         each = (lowerings_of(self.parts, program.name) for program in self.programs)
         return sorted({name for names in each for name in names})
 
     @functools.cached_property
     def setup_seconds_left(self) -> float:
-        """Processor time of what the programs need that is made once per machine, in seconds."""
+        """Processor seconds for kernels that are still to be compiled once per machine."""
         return self.target.setup_seconds_left(needed_once(self.target, self.programs, self.parts))
 
     @functools.cached_property
     def expected_s(self) -> float | None:
-        """Processor time that compiling may take, in seconds; None where nobody can tell."""
+        """Estimated processor time of compilation, in seconds; None if unknown."""
         lowerings = {
             program.name: [
                 name
@@ -249,7 +249,7 @@ class Lowered:
 
 
 def exchanges(config: StepConfig) -> bool:
-    """Return whether updates are shared with other processes."""
+    """Return whether a training step exchanges updates with other processes."""
     return config.training and config.processes > 1
 
 
@@ -273,7 +273,7 @@ def compile_programs(
     clocked: Clocked | None = None,
     ready: Ready | None = None,
 ) -> Executable:
-    """Compile programs by their lowerings, and keep the fastest of several.
+    """Compile programs by their candidate lowerings, and keep the fastest of each.
 
     Args:
         target: what they are for.
@@ -348,7 +348,7 @@ def _compiled(target: Target, program: Program, name: str) -> Way:
 
 
 def lowered_by(target: Target, program: Program, name: str) -> Program:
-    """Return the program after the passes of one of its lowerings.
+    """Return a program after the passes of one of its lowerings.
 
     Raises:
         ProgramError: it takes or gives something else then, so that it could not follow
@@ -364,7 +364,7 @@ def lowered_by(target: Target, program: Program, name: str) -> Program:
 
 
 def _ways(target: Target, program: Program, names: Sequence[str], ready: Ready) -> Generator[Way]:
-    """Yield the program as each lowering compiles it; later ones may fail."""
+    """Yield a program compiled by each candidate lowering; later lowerings may fail."""
     some = False
     for name in names:
         with contextlib.suppress(CompilerError) if some else contextlib.nullcontext():
@@ -390,7 +390,7 @@ def _way(target: Target, program: Program, name: str, ready: Ready) -> Way:
 
 
 def _fastest(each: Iterable[Way], clocked: Clocked | None) -> tuple[Way, ChosenLowering]:
-    """Return the fastest of several lowerings, all of which are compiled."""
+    """Return the fastest of several compiled lowerings, and the reason."""
     began = time.perf_counter()
     ways = list(each)
     way, times = fastest(ways, time.perf_counter() - began, clocked)

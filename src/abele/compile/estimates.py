@@ -1,4 +1,4 @@
-"""Estimates of compile time from earlier compiles, and the share of time of a compiler.
+"""Estimates of compile time from earlier compiles, and the compiler's share of processor time.
 
 Threads that wait for each other all the time leave another process next to nothing, or are held up
 by it at each of their meetings. So steps pause for the compiler. A short run loses least where
@@ -34,7 +34,7 @@ _LATEST = 3  # compiles of as many nodes, whose median counts
 
 
 def nodes(program: Program) -> int:
-    """Return the number of nodes of a program, at least 1, bodies of loops included."""
+    """Return the number of graph nodes of a program, loop bodies included; at least 1."""
     return max(1, sum(1 for _ in all_nodes(program.graph)))
 
 
@@ -67,7 +67,7 @@ def expected_s(
 
 @contextlib.contextmanager
 def noted(program: Program, lowering: str, machine: Mapping[str, Any]) -> Generator[None]:
-    """Record the processor time of compiling a program while open, unless it fails."""
+    """Record the processor time of compiling a program in a ``with`` block, unless it fails."""
     began = _cpu_s()
     yield
     note(program, lowering, machine, _cpu_s() - began)
@@ -124,7 +124,7 @@ QUICK_S, QUICK_FROM, QUICK_UNTIL, NEARLY_ALL = 10.0, 0.25, 4.0, 0.95
 
 
 def share(passed_s: float, cpu_s: float | None, *, once: bool = False) -> float:
-    """Return the share of the steps' computing time that is left to a compiler.
+    """Return the share of computing time that steps cede to a background compiler.
 
     Args:
         passed_s: since it was started, in seconds.
@@ -139,14 +139,14 @@ def share(passed_s: float, cpu_s: float | None, *, once: bool = False) -> float:
 
 
 def long_s(cpu_s: float, *, once: bool = False) -> float:
-    """Return the seconds after the compiler's start from which pauses are long; see ``share``."""
+    """Return the seconds from the compiler's start to the first long pause; see ``share``."""
     if _is_quick(cpu_s, once=once):
         return cpu_s * QUICK_FROM
     return cpu_s * (LONG_ONCE if once else LONG)
 
 
 def wall_s(cpu_s: float, *, once: bool = False) -> float:
-    """Return the seconds that a compiler takes in parallel with steps; see ``share``."""
+    """Return the wall time of a compiler in parallel with steps, in seconds; see ``share``."""
     first, long = _first(), long_s(cpu_s, once=once)
     if first * long >= cpu_s:
         return cpu_s / first

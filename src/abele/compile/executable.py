@@ -1,4 +1,4 @@
-"""Executables: the compiled programs of a model, and the types that pass them on.
+"""Executables: the compiled programs of a model, and the types of their sources and successors.
 
 An executable may be ready, or be compiled ``Later`` while other programs run. It comes from an
 ``ExecutableSource`` where that has it, and its results are used after a comparison (``Proving``).
@@ -29,7 +29,7 @@ ONCE = ", because abele's own kernels are compiled first, once on this machine"
 
 
 class TakeOverWarning(UserWarning):
-    """Compiled programs could not take over; steps stay interpreted, which is slower."""
+    """Compiled programs could not replace interpreted ones; steps stay interpreted, slower."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,14 +41,14 @@ class ChosenLowering:
 
 
 def lowerings_of(parts: Mapping[str, Any], name: str) -> list[str]:
-    """Return the possible lowerings of the program of that name; see ``keys.key_parts``."""
+    """Return the candidate lowerings of a program by its name; see ``keys.key_parts``."""
     names = parts["lowerings"][name]
     return [names] if isinstance(names, str) else list(names)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Executable:
-    """Programs that are ready to run.
+    """Compiled or interpreted programs that are ready to run.
 
     Attributes:
         key: hash of everything that decides what they compute and where they run.
@@ -84,7 +84,7 @@ class Executable:
     )
 
     def lowered(self, name: str) -> Program:
-        """Return the program of that name after all passes."""
+        """Return a program after all passes, by name."""
         program = next(each for each in self.programs if each.name == name)
         if name not in self.planned:
             return program
@@ -93,24 +93,24 @@ class Executable:
         return self._lowered[name]
 
     def lowering(self, name: str) -> Lowering:
-        """Return the lowering that compiled the program of that name."""
+        """Return the lowering that compiled a program, by the program's name."""
         chosen = self.chosen.get(name)
         by = lowerings_of(self.key_parts, name)[0] if chosen is None else chosen.name
         return self.target.lowering(by)
 
     def is_proven(self) -> bool:
-        """Return whether results may be used: they were compared here, or need not be."""
+        """Return whether an executable's results were compared here, or need no comparison."""
         if all(self.lowering(program.name).trusted for program in self.programs):
             return True
         return self.verdict is not None and self.verdict.machine == self.machine()
 
     def has_kernels_of_here(self) -> bool:
-        """Return whether library kernels in the code are the objects in this machine's cache."""
+        """Return whether an executable's library kernels come from this machine's cache."""
         remedied = self.verdict is not None and self.verdict.remedy
         return not remedied and self.key_parts.get("toolchain") == self.target.toolchain()
 
     def machine(self) -> str:
-        """Return a hash of everything that the agreement with interpreted programs depends on.
+        """Return a hash of code, target, compiler and processor, which identifies a verdict.
 
         It covers the machine code and its lowering, the target's description (torch, kernel
         library, instructions), the compiler of the kernels and the processor.
@@ -140,7 +140,7 @@ class ExecutableSource(Protocol):
     def only_one(
         self, key: str, waiting: Callable[[], None]
     ) -> contextlib.AbstractContextManager[bool]:
-        """While open, keep other processes from compiling the executable with this key.
+        """Keep other processes from compiling the same executable in a ``with`` block.
 
         Args:
             key: of the executable.
@@ -227,7 +227,7 @@ class Running:
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """Compiled programs will not come: ``problem`` says why, ``log`` is the compiler's output."""
+    """A failed background compilation: ``problem`` says why, ``log`` is the compiler's output."""
 
     problem: str
     log: str = ""
@@ -248,11 +248,11 @@ class Later(abc.ABC):
 
     @abc.abstractmethod
     def look(self) -> Executable | Failure | None:
-        """Return the programs or their failure, None while they are compiled; cheap."""
+        """Return the compiled programs or their failure, None while they are compiled; cheap."""
 
     @abc.abstractmethod
     def wait(self) -> Executable | Failure:
-        """Wait for the programs or their failure."""
+        """Wait for the compiled programs or their failure."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -260,7 +260,7 @@ class Later(abc.ABC):
 
 
 class Ready(Later):
-    """Compiled programs that take over at a later update or call.
+    """Compiled programs that replace interpreted ones at a later update or call.
 
     Args:
         executable: the programs.
@@ -283,12 +283,12 @@ class Ready(Later):
         self.running, self.at, self.announce = running, at, announce
 
     def look(self) -> Executable | None:
-        """Return the programs; None in the first call where that goes on without them."""
+        """Return the compiled programs; None in the first call if that runs without them."""
         waits, self._waits = self._waits, False
         return None if waits else self._executable
 
     def wait(self) -> Executable:
-        """Return the compiled programs, which are there already."""
+        """Return the compiled programs, which need no waiting."""
         return self._executable
 
     def close(self) -> None:
@@ -297,7 +297,7 @@ class Ready(Later):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Proving:
-    """Receivers of the verdict on an executable's programs.
+    """Receivers of the verdict on the compiled programs of an executable.
 
     Attributes:
         running: the record of what runs.

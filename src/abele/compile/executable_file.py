@@ -1,4 +1,4 @@
-"""The members of a container that keep an executable, and the file of the cache that has them.
+"""The file of an executable: the container members, and how they are saved and loaded.
 
 ``code/NAME`` is a program's compiled code, and ``plans/NAME`` how that is called, where the
 lowering says so. It is native code, so trust it like a program, not like data.
@@ -27,7 +27,7 @@ SUFFIX = ".abele"
 
 
 def to_container(made: Executable) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return JSON values for a manifest, and members, from which an executable is restored."""
+    """Serialize an executable as JSON values for a manifest and as container members."""
     members: dict[str, bytes] = {}
     for name, compiled in made.compiled.items():
         members[f"code/{name}"] = compiled.payload
@@ -64,7 +64,7 @@ def key_parts_in(path: Path) -> dict[str, Any]:
 def load(
     path: Path, programs: Sequence[Program], parts: Mapping[str, Any], target: Target
 ) -> Executable:
-    """Restore the executable of ``programs`` from a file.
+    """Restore an executable with its programs from a file.
 
     Raises:
         CorruptExecutable: the file is damaged.
@@ -82,7 +82,7 @@ def load(
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Generator[Container]:
-    """Open an executable file; whatever goes wrong in making sense of it is CorruptExecutable."""
+    """Open an executable file; raise CorruptExecutable for any malformed content."""
     try:
         with Container(path, KIND) as file:
             yield file
@@ -104,7 +104,7 @@ def from_container(
     parts: Mapping[str, Any],
     target: Target,
 ) -> Executable:
-    """Load each program's code by its lowering, and return the executable with these key parts.
+    """Restore an executable from a container: load each program's code by its lowering.
 
     Args:
         file: has the code.
@@ -155,7 +155,7 @@ def from_container(
 
 
 def _lowering_of(parts: Mapping[str, Any], chosen: Mapping[str, ChosenLowering], name: str) -> str:
-    """Return the lowering that made a program's code, according to a file."""
+    """Return the lowering that compiled a program's code, according to the executable file."""
     try:
         names = lowerings_of(parts, name)
         # The build record reads these, and no other place finds them damaged.

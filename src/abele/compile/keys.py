@@ -54,7 +54,7 @@ def key_parts(
 
 
 def key_of(parts: Mapping[str, Any]) -> str:
-    """Return the hash of these parts, which names the executable."""
+    """Return the hash of an executable's key parts, which names its file."""
     return hashlib.sha256(json.dumps(_deciding(parts), sort_keys=True).encode()).hexdigest()
 
 
@@ -63,12 +63,12 @@ def _deciding(parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def following(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of a key that tell how code was made: by what, how lowered, and why."""
+    """Return the derived key parts: compiler, lowerings and the reasons for them."""
     return {name: parts[name] for name in (*FOLLOWS, "toolchain") if name in parts}
 
 
 def reasons_of(parts: Mapping[str, Any], name: str) -> ChosenLowering:
-    """Return the first of a program's possible lowerings, and why it was chosen."""
+    """Return the first candidate lowering of a program, and why it was chosen."""
     reasons = parts.get("reasons", {})
     return ChosenLowering(name=lowerings_of(parts, name)[0], reason=str(reasons.get(name, "")))
 
@@ -88,13 +88,13 @@ def differences(
 
 
 def why_parts_differ(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Return the differences without derived parts, unless only derived parts differ."""
+    """Return the differing key parts of two executables, derived ones only if no others differ."""
     deciding = differences(_deciding(stored), _deciding(wanted))
     return deciding or differences(stored, wanted)
 
 
 def why_other(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Explain why an executable with the parts ``stored`` is not the wanted one; empty if it is."""
+    """Explain how a stored executable's key differs from the wanted one; empty if it does not."""
     if stored.get("format") != wanted["format"]:  # what else differs follows from that
         return (
             f"executables of layout {stored.get('format')} are not read any more, "

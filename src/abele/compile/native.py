@@ -1,4 +1,4 @@
-"""Program of the process that runs native compilers for another one, and ends with that one.
+"""Program of the process that runs native compilers, and that ends with its parent process.
 
 As a program of its own it is run by its path and imports nothing but the standard library: it is
 there in a few hundredths of a second, where one that loads torch takes seconds of a processor that
@@ -29,7 +29,7 @@ _SET_DEATH_SIGNAL = 1  # of prctl(2)
 
 
 def main(folder: str, parent: str) -> None:
-    """Run the commands in ``folder`` for the process ``parent``, and write their results.
+    """Run the compile commands in a folder for a parent process, and write the results.
 
     Each result has the command's exit status, its output and its processor time in seconds. Of what
     is made once per machine, only the first failure counts, and ends it all. The file appears
@@ -49,7 +49,7 @@ def main(folder: str, parent: str) -> None:
 
 
 def step_back(runnable: int) -> None:
-    """Lower this process's priority, so that other processes get processors first.
+    """Lower this process's priority, so that training steps get processors first.
 
     Threads that wait for each other lose most where one of them cannot go on at once. Linux lets
     them if the compiler is idle work, and hardly if it only has the lowest priority. Where others
@@ -75,7 +75,7 @@ def _runnable() -> int:
 def _made(
     stages: list[list[tuple[list[str], str]]], folder: Path, all_after_s: float = 0.0
 ) -> dict[str, Any] | None:
-    """Run the commands of each stage, several in parallel; return the first failure.
+    """Run the compile commands of each stage, several in parallel; return the first failure.
 
     Beside two compilers on two processors, steps take a quarter longer than beside one. So one
     processor is theirs until those that pause for the compiler pause for long.
@@ -117,7 +117,7 @@ def _processors() -> int:
 
 
 def _made_one(command: list[str], path: str, folder: Path) -> dict[str, Any]:
-    """Compile a file unless it exists by now; it appears complete or not at all."""
+    """Compile a file atomically unless it exists already."""
     if os.path.isfile(path):
         return {"code": 0}
     made = folder / os.path.basename(path)
@@ -152,7 +152,7 @@ def _children_s() -> float:
 
 
 def end_with(parent: int) -> None:
-    """End this process and the compilers it has started as soon as ``parent`` has ended.
+    """End this process and the compilers it has started as soon as its parent has ended.
 
     The other end of standard input is closed then. A process that ``parent`` has forked may keep it
     open, so that Linux is asked for a signal too; it sends one also where only the thread has ended

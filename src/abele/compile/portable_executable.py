@@ -33,14 +33,11 @@ _PARTS: dict[str, type] = {"group": Group, "automatic_scaling": AutomaticScaling
 
 
 class RecompiledWarning(UserWarning):
-    """The code in a file does not fit this machine and was made again from its programs."""
+    """A saved model's code does not fit this machine and was compiled again."""
 
 
 def pack(captured: Captured, made: Executable) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the manifest and members from which a container restores an executable.
-
-    Returns:
-        JSON values for its manifest, and its members.
+    """Serialize captured programs and their executable as a container's manifest and members.
 
     Raises:
         SerializationError: a program that cannot be stored; names the operation.
@@ -58,7 +55,7 @@ def pack(captured: Captured, made: Executable) -> tuple[dict[str, Any], dict[str
 
 
 def captured_in(file: Container, content: Mapping[str, Any]) -> Captured:
-    """Read the captured programs of a container.
+    """Read the captured programs of a saved model's container.
 
     Raises:
         CorruptExecutable: a member is damaged, or a program is not the one that was stored.
@@ -79,7 +76,7 @@ def _plain_fields() -> list[str]:
 
 
 def rule_data(rule: UpdateRule) -> dict[str, Any]:
-    """Return an update rule as JSON values."""
+    """Serialize the update rule of an optimizer as JSON values."""
 
     def part(value: Any) -> dict[str, Any]:
         for tag, kind in _PARTS.items():
@@ -96,7 +93,7 @@ def _fields(value: Any, other: Callable[[Any], Any]) -> dict[str, Any]:
 
 
 def rule_from(data: Mapping[str, Any]) -> UpdateRule:
-    """Return the update rule that ``rule_data`` wrote.
+    """Restore an optimizer's update rule from the JSON values of ``rule_data``.
 
     Raises:
         SerializationError: the data is not of a rule that exists.
@@ -153,7 +150,7 @@ def restore(
 
 
 class ContainerFirst:
-    """Executables of a container, else of another source, which keeps what is compiled.
+    """A source of executables that looks in a container first, then in another source.
 
     Args:
         file: the container.
@@ -187,7 +184,7 @@ class ContainerFirst:
     def _proven_behind(
         self, programs: Sequence[Program], parts: Mapping[str, Any], made: Executable
     ) -> Executable:
-        """Return ``made`` with this machine's verdict, or the other source's copy that has one."""
+        """Return an executable with this machine's verdict, or the other source's proven copy."""
         known = verdict.recorded(made.machine())
         if known is not None or self._behind is None:
             return made if known is None else dataclasses.replace(made, verdict=known)
@@ -205,7 +202,7 @@ class ContainerFirst:
     def only_one(
         self, key: str, waiting: Callable[[], None]
     ) -> contextlib.AbstractContextManager[bool]:
-        """Keep other processes from compiling it, if another source stores what they compile."""
+        """Keep other processes from compiling the executable that the other source will store."""
         if self._behind is None:
             return contextlib.nullcontext(False)
         return self._behind.only_one(key, waiting)

@@ -1,4 +1,4 @@
-"""Command ``abele prepare``: compiles the kernels before a program needs them."""
+"""Command ``abele prepare``: compiles a target's kernels ahead of the first program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from abele.targets import get_target
 
 
 def add_parser(commands: Any, summary: str) -> None:
-    """Add the command to a parser's commands, with its line in the list of them."""
+    """Add ``abele prepare`` to the command-line parser."""
     prepare: argparse.ArgumentParser = commands.add_parser(
         "prepare",
         help=summary,
@@ -26,7 +26,7 @@ def add_parser(commands: Any, summary: str) -> None:
 
 
 def command(parsed: argparse.Namespace) -> int:
-    """Prepare a target, and return the exit status.
+    """Run ``abele prepare``: compile a target's kernels, and return the exit status.
 
     Raises:
         TargetError: there is no such target, or no compiler.

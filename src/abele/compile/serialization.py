@@ -1,4 +1,4 @@
-"""Programs as text that can be read again: JSON, with the constants as tensors beside it.
+"""Serialization of programs as JSON text, with their constants as separate tensors.
 
 What is written decides everything about a program: operations by their qualified names, arguments,
 the shape and layout of each value, phases and scopes, and the user's source lines. Reading looks
@@ -37,7 +37,7 @@ _FUNCTIONS: dict[str, Any] = {
 
 
 def to_text(program: Program) -> tuple[str, dict[str, torch.Tensor]]:
-    """Serialize a program.
+    """Serialize a program as JSON text.
 
     Returns:
         The text, and the program's constants by name.
@@ -57,7 +57,7 @@ def to_text(program: Program) -> tuple[str, dict[str, torch.Tensor]]:
 
 
 def from_text(text: str, constants: Mapping[str, torch.Tensor]) -> Program:
-    """Read and verify the program that ``to_text`` wrote.
+    """Read and verify a program from the text of ``to_text``.
 
     Raises:
         SerializationError: the text is not of a program, or names an unknown operator.
@@ -76,7 +76,7 @@ def from_text(text: str, constants: Mapping[str, torch.Tensor]) -> Program:
 
 
 def to_members(programs: Iterable[Program]) -> dict[str, Any]:
-    """Return programs as members of a container.
+    """Serialize programs as members of a container.
 
     Raises:
         SerializationError: an operation or argument that cannot be stored; names it.
@@ -91,7 +91,7 @@ def to_members(programs: Iterable[Program]) -> dict[str, Any]:
 
 
 def from_members(file: Container, fingerprints: Mapping[str, str]) -> tuple[Program, ...]:
-    """Read the programs that ``to_members`` wrote, by the fingerprint of each.
+    """Read programs from a container and check the fingerprint of each.
 
     Raises:
         CorruptExecutable: a member is damaged, or a program is not the one that was stored.
@@ -108,7 +108,7 @@ def from_members(file: Container, fingerprints: Mapping[str, str]) -> tuple[Prog
 
 
 def graph_to_text(graph: torch.fx.GraphModule) -> tuple[str, dict[str, torch.Tensor]]:
-    """Serialize a graph that is no program.
+    """Serialize an FX graph that is not a program as JSON text.
 
     Returns:
         The text, and the graph's constants by name.
@@ -121,7 +121,7 @@ def graph_to_text(graph: torch.fx.GraphModule) -> tuple[str, dict[str, torch.Ten
 
 
 def graph_from_text(text: str, constants: Mapping[str, torch.Tensor]) -> torch.fx.GraphModule:
-    """Read the graph that ``graph_to_text`` wrote.
+    """Read an FX graph from the text of ``graph_to_text``.
 
     Raises:
         SerializationError: the text is not of a graph, or names an unknown operator.
@@ -144,7 +144,7 @@ def _checked(text: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _meaning(kind: str) -> Generator[None]:
-    """Raise any error of reading a text as a SerializationError."""
+    """Convert any error while reading serialized text to a SerializationError."""
     try:
         yield
     except AbeleError:
@@ -315,7 +315,7 @@ def _operator(name: str) -> Any:
 
 
 def _identifier(name: Any) -> str:
-    """Return a name that becomes part of generated source, if it is an identifier."""
+    """Validate that a name is an identifier, as it becomes part of generated source."""
     if not (isinstance(name, str) and _IDENTIFIER.fullmatch(name)) or keyword.iskeyword(name):
         raise SerializationError(f"{name!r} in the text of a program is not an identifier.")
     return name

@@ -17,7 +17,7 @@ SWAP_AT = "ABELE_SWAP_AT"
 
 
 class Start(enum.StrEnum):
-    """A mode of the first steps."""
+    """A mode of a program's first steps: interpreted, compiled first, or both in turn."""
 
     TIERED = "tiered"
     WAIT = "wait"
@@ -42,7 +42,7 @@ def requested() -> Start | None:
 
 
 def check() -> None:
-    """Refuse an environment that contradicts itself.
+    """Refuse contradictory environment variables of the start mode.
 
     Raises:
         TargetError: it names an update at which compiled programs take over, and wants none to.
@@ -57,7 +57,7 @@ def check() -> None:
 
 
 def swap_at() -> int | None:
-    """Return the update at which compiled programs have to take over, or None.
+    """Return the update at which compiled programs must take over, or None.
 
     Raises:
         TargetError: ``ABELE_SWAP_AT`` is no number of updates.

@@ -63,7 +63,7 @@ class Wanted:
 
     @classmethod
     def of(cls, asked: Start, announce: Announce, gather: Gather | None = None) -> Wanted:
-        """Create the request of a caller, changed by the environment.
+        """Create a caller's request for a start mode, changed by the environment.
 
         A caller who waits has a reason, so the environment then changes it to ``interpret`` only.
 
@@ -78,7 +78,7 @@ class Wanted:
         return cls(start=requested, announce=announce, gather=gather, at_once=at_once)
 
     def insisted(self) -> Wanted:
-        """Return how steps run on a target that was insisted on: compiled, unless asked otherwise.
+        """Return the start mode on a forced target: compiled, unless requested otherwise.
 
         Programs that cannot run there are an error of the first call, not of a later one.
         """
@@ -88,7 +88,7 @@ class Wanted:
 
 
 def decided(wanted: Wanted, lowered: Lowered) -> Running:
-    """Decide how the first steps of this process run, and why."""
+    """Decide how the first steps of this process run (interpreted or compiled), and why."""
     manner, reason = _manner(lowered), _why_wait(wanted, lowered)
     if reason is not None:
         return Running(start=Start.WAIT, why=reason, manner=manner)
@@ -109,7 +109,7 @@ def decided(wanted: Wanted, lowered: Lowered) -> Running:
 
 
 def _manner(lowered: Lowered) -> str:
-    """Say in words how lowered programs run, such as ``are compiled``; see ``Lowering.manner``."""
+    """Return a phrase for how lowered programs run, such as ``are compiled``."""
     lowerings = [lowered.target.lowering(name) for name in lowered.names]
     if any(lowering.compiles or lowering.manner == COMPILED for lowering in lowerings):
         return COMPILED
@@ -141,13 +141,13 @@ def _why_wait(wanted: Wanted, lowered: Lowered) -> str | None:
 
 
 def _is_ready(lowered: Lowered) -> bool:
-    """Return whether programs run without a compiler, by kernels that are there."""
+    """Return whether programs run without a compiler, by kernels that exist already."""
     compiles = any(lowered.target.lowering(name).compiles for name in lowered.names)
     return not compiles and not lowered.setup_seconds_left
 
 
 def _change_is_asked_for(target: Target) -> bool:
-    """Return whether the environment names the update at which compiled programs take over."""
+    """Return whether ``ABELE_SWAP_AT`` names the update at which compiled programs take over."""
     return start.swap_at() is not None and target.name != INTERPRETING
 
 
@@ -167,7 +167,7 @@ def _why_no_worker(lowered: Lowered) -> str | None:
 
 
 def begun(lowered: Lowered, running: Running, announce: Announce) -> Executable | None:
-    """Return programs that run at once, and the compiled ones that follow unless none are wanted.
+    """Return interpreted programs to run now, with the compilation of their successors if wanted.
 
     Returns:
         None if compiled programs have to run from the start after all; ``running`` says why.
@@ -187,14 +187,11 @@ def begun(lowered: Lowered, running: Running, announce: Announce) -> Executable 
 def agreed(
     made: Executable | None, lowered: Lowered, running: Running, gather: Gather
 ) -> Executable | None:
-    """Return the programs that run first, alike in all processes that train together.
+    """Return the programs that run first, the same in all processes that train together.
 
     Programs of one bit more or less in one process would make the weights differ from then on. So
     all wait if one has to, all interpret if one is asked to, and none runs what it has cached
     before all can.
-
-    Returns:
-        As ``made``.
     """
     stored = lowered.stored is not None and start.swap_at() is None
     mine = _STORED if running.start is Start.TIERED and stored else str(running.start)
@@ -212,7 +209,7 @@ def agreed(
 def _instead(
     made: Executable | None, lowered: Lowered, running: Running, kind: Start, why: str
 ) -> Executable | None:
-    """Return the programs that run first because other processes start in this mode."""
+    """Return the programs that run first because other processes start in another mode."""
     if made is not None and made.later is not None:
         made.later.close()
     running.start, running.why, running.interpreted = kind, why, kind is Start.INTERPRET
@@ -222,7 +219,7 @@ def _instead(
 
 
 def _following(lowered: Lowered, running: Running, announce: Announce) -> Later | str:
-    """Return the compiled programs to come, or why there is nothing to wait for."""
+    """Start the background compilation; return it, or the reason why there is none."""
     at = start.swap_at()
     if lowered.stored is not None:
         return Ready(lowered.stored, running, at, announce)
@@ -235,7 +232,7 @@ def _following(lowered: Lowered, running: Running, announce: Announce) -> Later 
 
 
 def interpreted(programs: Sequence[Program], config: StepConfig, later: Later | None) -> Executable:
-    """Return programs as interpreted ones, which run at once."""
+    """Return an executable that runs programs by the interpreter."""
     target = get_target(INTERPRETING)
     (lowering,) = target.lowerings
     parts = keys.key_parts(

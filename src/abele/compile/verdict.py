@@ -31,7 +31,7 @@ _MOST_RECORDED = 1000  # a file has some 300 bytes
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Return the tolerance for a tensor of this type, relative to its norm."""
+    """Return the tolerance of a comparison for a dtype, relative to the tensor's norm."""
     return HALF_TOLERANCE if dtype in (torch.float16, torch.bfloat16) else TOLERANCE
 
 
@@ -41,7 +41,7 @@ class ComparisonWarning(UserWarning):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Agreement of compiled programs with interpreted ones.
+    """The agreement of compiled programs with interpreted ones.
 
     Attributes:
         machine: hash of everything that the agreement depends on; see ``Executable.machine``.
@@ -59,7 +59,7 @@ class Verdict:
     remedy: str = ""
 
     def sentence(self) -> str:
-        """Return the compared programs and the largest error of each role, as one line."""
+        """Return a sentence on the compared programs and the largest error of each role."""
         parts = [
             f"{count} {role}{'s' if count > 1 else ''} within {self.errors[role]:.1e}"
             for role, count in self.compared.items()
@@ -69,12 +69,12 @@ class Verdict:
 
 
 def to_data(verdict: Verdict | None) -> dict[str, Any]:
-    """Return a verdict as JSON values, an empty dictionary for None."""
+    """Serialize a verdict as JSON values; None as an empty dictionary."""
     return {} if verdict is None else dataclasses.asdict(verdict)
 
 
 def from_data(data: Any) -> Verdict | None:
-    """Return the verdict that ``to_data`` wrote; None for anything else, which proves nothing."""
+    """Restore a verdict from its JSON values; None if they are malformed."""
     try:
         return Verdict(
             machine=str(data["machine"]),
@@ -88,7 +88,7 @@ def from_data(data: Any) -> Verdict | None:
 
 
 def record(verdict: Verdict) -> None:
-    """Store a verdict in the user's cache, which keeps the latest ones.
+    """Store a verdict in the user's cache, which retains the latest ones.
 
     Its name is a digest of the code, so that no other code can be taken for proven. Without one,
     because the cache cannot be written or it was deleted, the next process compares again.
@@ -103,7 +103,7 @@ def record(verdict: Verdict) -> None:
 
 
 def recorded(machine: str) -> Verdict | None:
-    """Return the verdict recorded for the code with this ``Executable.machine``, or None."""
+    """Return the cached verdict on code by its ``Executable.machine`` hash, or None."""
     try:
         verdict = from_data(json.loads(_recorded(machine).read_text(encoding="utf-8")))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Programs: what they are, how they are printed, and what can be read off their graphs."""
+"""Programs: definition, printing, alias and memory analysis, and cutting."""
 
 from abele.program.core import (
     Check,

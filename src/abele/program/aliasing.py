@@ -55,7 +55,7 @@ def _memory_of_source(node: torch.fx.Node) -> torch.fx.Node:
 
 
 def kept_alive(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """Yield a value, and the values whose memory it keeps alive: its base, and so on."""
+    """Yield a value and all values whose memory it keeps alive, such as its base."""
     source: torch.fx.Node | None = node
     while source is not None:
         yield source
@@ -63,7 +63,7 @@ def kept_alive(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
 
 
 def written(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """Return the tensors that a node writes into, in the order of its operator's schema."""
+    """Return the tensors that a node writes to, in the order of its operator's schema."""
     called = called_operator(node)
     if called is None or not schema_of(called).is_mutable:
         return []
@@ -76,21 +76,21 @@ def written(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 class Aliases:
-    """A cache of the memory of values: answers stay the same while the graph is changed."""
+    """A cache of the base nodes of values, which stays valid while the graph changes."""
 
     def __init__(self) -> None:
         self._known: dict[torch.fx.Node, tuple[torch.fx.Node, bool]] = {}
 
     def base(self, node: torch.fx.Node) -> torch.fx.Node:
-        """Return the first answer of ``base`` for a node."""
+        """Return the node that owned a value's memory at the first query."""
         return self._of(node)[0]
 
     def is_whole(self, node: torch.fx.Node) -> bool:
-        """Return whether a value is its memory as it is, not a view of it."""
+        """Return whether a value owns its memory, and is not a view."""
         return self._of(node)[1]
 
     def declare(self, node: torch.fx.Node, memory: torch.fx.Node) -> None:
-        """Note that ``node`` is all of ``memory``, whatever its operator says."""
+        """Declare that a node is all of another node's memory, whatever its schema says."""
         self._known[node] = memory, True
 
     def _of(self, node: torch.fx.Node) -> tuple[torch.fx.Node, bool]:
@@ -110,7 +110,7 @@ class Aliases:
 
 
 def aliases_of_calls(graph: torch.fx.Graph) -> Aliases:
-    """Return the aliases of a graph that torch runs, whose results share more than schemas say.
+    """Return the aliases of a graph run by torch, where results share more than schemas say.
 
     Memory plans and passes ask this. Only code that follows writes asks ``base``: nothing says
     here that a write into such a result is one into the argument.
@@ -126,7 +126,7 @@ def aliases_of_calls(graph: torch.fx.Graph) -> Aliases:
 
 @dataclasses.dataclass(frozen=True)
 class LiveRange:
-    """A tensor that an operation makes, and when its memory is in use.
+    """The live range of a tensor that an operation computes.
 
     Attributes:
         node: the operation.
@@ -200,11 +200,11 @@ class Liveness:
         return self._memory[node]
 
     def last_use(self, node: torch.fx.Node) -> int:
-        """Position of the last node that makes, views, writes or reads the memory of a value."""
+        """Return the position of the last node that uses the memory of a value."""
         return self._lives[self._memory[node]][1]
 
     def bytes_alive(self) -> list[int]:
-        """Bytes of ``ranges`` in use while each node runs, by position."""
+        """Return the bytes of all live ranges at each node, by position."""
         change = [0] * (len(self._position) + 1)
         for each in self.ranges:
             change[each.first] += each.size
@@ -228,7 +228,7 @@ class Liveness:
 def _memories(
     graph: torch.fx.Graph, memory: Callable[[torch.fx.Node], torch.fx.Node]
 ) -> dict[torch.fx.Node, torch.fx.Node]:
-    """Return the node that owns each value's memory; a result that several nodes pick has one."""
+    """Return the node that owns each value's memory, with one for repeated ``getitem`` nodes."""
     picked: dict[Any, torch.fx.Node] = {}
     memories: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in graph.nodes:
@@ -238,7 +238,7 @@ def _memories(
 
 
 def _source(node: torch.fx.Node) -> torch.fx.Node | None:
-    """Return the argument whose memory a result shares, or None."""
+    """Return the argument whose memory a node's result shares, or None."""
     call, index = (node_argument(node, 0), node.args[1]) if is_getitem(node) else (node, 0)
     target = called_operator(call)
     if target is None or not isinstance(index, int):
@@ -259,7 +259,7 @@ _SHARED: dict[tuple[int, int], tuple[OpOverload, tuple[int, str] | None]] = {}
 
 
 def _shared_argument(target: OpOverload, index: int) -> tuple[int, str] | None:
-    """Position and name of the argument whose memory a result of an operator shares."""
+    """Return position and name of the argument whose memory an operator's result shares."""
     schema = schema_of(target)
     returns = schema.returns
     # One result may be a list of views of the same tensor.
@@ -301,7 +301,7 @@ def other_kind(tensor: torch.Tensor) -> str | None:
 
 
 def own_constants(graph: torch.fx.GraphModule) -> None:
-    """Copy the tensors that forward used without owning them.
+    """Copy constants of a graph whose memory belongs to the user.
 
     The caller may write into them later, and a program computes with what they held when it was
     captured, on every target.
@@ -335,7 +335,7 @@ def own_constants(graph: torch.fx.GraphModule) -> None:
 
 
 def own_outputs(graph: torch.fx.GraphModule) -> None:
-    """Clones outputs that share memory with an input, a constant or an earlier output."""
+    """Clone outputs of a graph that share memory with an input, constant or earlier output."""
     returned = returned_nodes(graph)
     taken: set[torch.fx.Node] = set()
     for index, node in enumerate(returned):
@@ -358,7 +358,7 @@ def _first_write(graph: torch.fx.GraphModule) -> torch.fx.Node:
 def erase_dead_nodes(
     graph: torch.fx.GraphModule, stays: Callable[[torch.fx.Node], bool] = torch.fx.Node.is_impure
 ) -> None:
-    """Erase the nodes of a graph that nothing reads, then those that only they read, and so on.
+    """Erase unused nodes of a graph, repeatedly.
 
     Args:
         graph: changed in place; its nodes stand before those that read them. The bodies of its

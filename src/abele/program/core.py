@@ -1,4 +1,4 @@
-"""A program: one FX graph whose every input and output has a role.
+"""Programs: FX graphs whose inputs and outputs have roles.
 
 Capture makes programs, passes rewrite them, targets compile them, the session runs them. A program
 is pure except for ``copy_`` into its own inputs at the end: the state it updates.
@@ -81,7 +81,7 @@ class Stamp:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Check:
-    """An operation that is watched for infinities and NaN.
+    """An operation whose result is checked for infinities and NaN.
 
     Attributes:
         magnitude: index of its result in the output of role ``MAGNITUDES``.
@@ -108,7 +108,7 @@ class Check:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
-    """A static program and the meaning of its inputs and outputs.
+    """A static program: an FX graph with the roles of its inputs and outputs.
 
     Attributes:
         name: ``step``, ``accumulate``, ``apply`` or ``forward``.
@@ -127,11 +127,11 @@ class Program:
     checks: tuple[Check, ...] = ()
 
     def replace(self, **changes: object) -> Program:
-        """Return a copy with some fields changed."""
+        """Return a copy of the program with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     def placeholders(self) -> list[torch.fx.Node]:
-        """Return the input nodes, in slot order."""
+        """Return a program's input nodes, in slot order."""
         return self.graph.graph.find_nodes(op="placeholder")
 
     @property
@@ -146,11 +146,11 @@ class Program:
         return program_text(self, provenance=provenance)
 
     def fingerprint(self) -> str:
-        """Return a digest of everything in the program that decides its code."""
+        """Return a digest of everything in the program that affects generated code."""
         return fingerprint(self)
 
     def verify(self) -> Program:
-        """Check the rules every stage may rely on and return the program.
+        """Check the invariants of programs and return the program.
 
         Raises:
             ProgramError: naming the slot or node that breaks a rule.
@@ -203,7 +203,7 @@ def _verify_value(program: Program, slot: Slot, node: torch.fx.Node) -> None:
 
 
 def _verify_writes(program: Program) -> None:
-    """Only ``copy_`` into a slot marked ``mutated`` may write, and every such slot is written."""
+    """Check that only ``copy_`` writes, to each slot marked ``mutated`` and no other."""
     slots = dict(zip(program.placeholders(), program.inputs, strict=True))
     written: set[str] = set()
     for node in _writing(program.graph.graph):
@@ -229,7 +229,7 @@ def _verify_writes(program: Program) -> None:
 
 
 def _writing(graph: torch.fx.Graph) -> Iterator[torch.fx.Node]:
-    """Yield the nodes that change an argument, by operator: few among thousands of nodes."""
+    """Yield the nodes that write to an argument; searches by operator, which is fast."""
     for target in called_targets(graph):
         if isinstance(target, OpOverload) and schema_of(cast("Any", target)).is_mutable:
             yield from graph.find_nodes(op="call_function", target=cast("Any", target))
@@ -248,7 +248,7 @@ _NAMESPACES = frozenset(("aten", "prims", "prim", "mkldnn", "quantized", "abele"
 
 
 def declare_effect(target: OpOverload) -> OpOverload:
-    """Declare that an operator reaches outside the program; its schema must have ``after``.
+    """Declare that an operator has side effects; its schema must have ``after``.
 
     It prints, or calls the user's own code. See ``has_effect`` for what follows.
     """
@@ -257,7 +257,7 @@ def declare_effect(target: OpOverload) -> OpOverload:
 
 
 def has_effect(node: torch.fx.Node) -> bool:
-    """Return whether a node reaches outside the program besides computing its result.
+    """Return whether a node has side effects besides computing its result.
 
     Such nodes run once each and in the order of forward: they are neither merged nor computed
     again, and ``effects_in_order`` chains them. One whose result nobody reads is dead code.
@@ -266,12 +266,12 @@ def has_effect(node: torch.fx.Node) -> bool:
 
 
 def calls_effect(graph: torch.fx.Graph) -> bool:
-    """Return whether a node of a graph has an effect, without the bodies of loops and branches."""
+    """Return whether a node of a graph has side effects, loop and branch bodies excluded."""
     return not _EFFECTS.isdisjoint(called_targets(graph))
 
 
 def users_operator(program: Program) -> str | None:
-    """Return an operator of ``program`` that only a user's program registers, or None."""
+    """Return an operator of a program that only user code registers, or None."""
     for called in operators_called(program.graph):
         if called.namespace not in _NAMESPACES:
             return str(called)
@@ -301,7 +301,7 @@ def returned_nodes(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
 
 
 def subgraphs(graph: torch.fx.GraphModule) -> Iterator[tuple[str, torch.fx.GraphModule]]:
-    """Yield the bodies of a graph's loops and branches, by the name its nodes use."""
+    """Yield the bodies of a graph's loops and branches, by attribute name."""
     for node in graph.graph.find_nodes(op="get_attr"):
         inner = getattr(graph, str(node.target), None)
         if isinstance(inner, torch.fx.GraphModule):
@@ -315,7 +315,7 @@ def all_nodes(graph: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
 
 
 def all_graphs(graph: torch.fx.GraphModule) -> Iterator[torch.fx.GraphModule]:
-    """Yield a graph and every body inside it."""
+    """Yield a graph and every loop or branch body inside it."""
     yield graph
     for _, inner in subgraphs(graph):
         yield from all_graphs(inner)
@@ -330,7 +330,7 @@ def operators_called(graph: torch.fx.GraphModule) -> Iterator[OpOverload]:
 
 
 def ancestors(*nodes: torch.fx.Node) -> set[torch.fx.Node]:
-    """Every node that the values of some nodes are computed from."""
+    """Return every node from which the values of some nodes are computed."""
     seen: set[torch.fx.Node] = set()
     stack = [source for node in nodes for source in node.all_input_nodes]
     while stack:
@@ -342,7 +342,7 @@ def ancestors(*nodes: torch.fx.Node) -> set[torch.fx.Node]:
 
 
 def node_argument(node: torch.fx.Node, index: int) -> torch.fx.Node:
-    """Return an argument that is known to be a node."""
+    """Return an argument of a node that is a node itself."""
     argument = node.args[index]
     assert isinstance(argument, torch.fx.Node), (node, index)
     return argument
@@ -355,7 +355,7 @@ def called_operator(node: torch.fx.Node) -> OpOverload | None:
 
 
 def marks_of(node: torch.fx.Node) -> dict[str, Any]:
-    """Return what was written on a node while it was traced; see ``abele.trace.scopes``."""
+    """Return the marks recorded on a node while it was traced; see ``abele.trace.scopes``."""
     return node.meta.get("custom") or {}
 
 
@@ -371,7 +371,7 @@ def is_getitem(node: torch.fx.Node) -> bool:
 
 
 def identifier(name: str) -> str:
-    """Return a Python identifier that still shows the slot's name."""
+    """Convert a slot's name to a Python identifier."""
     text = re.sub(r"\W+", "_", name)
     return f"_{text}" if text[:1].isdigit() or keyword.iskeyword(text) else text
 
@@ -398,7 +398,7 @@ def is_library(file: str) -> bool:
 
 
 def user_line(stack_trace: str | None) -> tuple[str, int, str] | None:
-    """File, line and function of the innermost frame outside torch and this project."""
+    """Return file, line and function of the innermost frame outside torch and this project."""
     frames = list(_FRAME.finditer(stack_trace or ""))
     for match in reversed(frames):
         if not is_library(match["file"]):
@@ -407,13 +407,13 @@ def user_line(stack_trace: str | None) -> tuple[str, int, str] | None:
 
 
 def line_of(node: torch.fx.Node) -> str:
-    """Return the user's line of a node, after a comma; empty if it is unknown."""
+    """Return the user's source line of a node, after a comma; empty if unknown."""
     line = user_line(node.stack_trace)
     return "" if line is None else f", at {line[0]}:{line[1]}"
 
 
 def hide_frames(program: Program, fragments: Sequence[str]) -> None:
-    """Forgets stack frames of files whose path holds one of ``fragments``.
+    """Remove stack frames of files whose path contains one of ``fragments``.
 
     The line that is named as the user's is then one further out.
     """
@@ -432,7 +432,7 @@ def _has(frame: str, fragments: Sequence[str]) -> bool:
 
 
 def type_text(value: Any) -> str:
-    """``f32[16, 1, 28, 28]`` for a tensor, a tuple of such for several results."""
+    """Format a tensor's dtype and shape, as in ``f32[16, 1, 28, 28]``, also for tuples."""
     if isinstance(value, torch.Tensor):
         return f"{_DTYPES.get(value.dtype, str(value.dtype))}{list(value.shape)}"
     if is_sequence(value):
@@ -441,7 +441,7 @@ def type_text(value: Any) -> str:
 
 
 def _layout_text(value: Any) -> str:
-    """``f32[16, 10] strides [1, 16]`` for a tensor, a tuple of such for several results.
+    """Format dtype, shape and strides, as in ``f32[16, 10] strides [1, 16]``, also for tuples.
 
     Strides are there for contiguous tensors too: torch leaves those of dimensions of one element
     undefined, and emitted code may multiply by them.
@@ -455,7 +455,7 @@ def _layout_text(value: Any) -> str:
 
 
 def program_text(program: Program, *, provenance: bool, strides: bool = False) -> str:
-    """Return a program as Python; see ``Program.text``.
+    """Format a program as Python; see ``Program.text``.
 
     Args:
         program: to be printed.
@@ -490,7 +490,7 @@ def program_text(program: Program, *, provenance: bool, strides: bool = False) -
 
 
 def node_phase(node: torch.fx.Node) -> str | None:
-    """``forward``, ``backward`` or ``update``, as marked by capture."""
+    """Return a node's phase: ``forward``, ``backward`` or ``update``, as capture marked it."""
     return marks_of(node).get("phase")
 
 
@@ -522,7 +522,7 @@ def _name_values(
 def _body(
     name: str, graph: torch.fx.GraphModule, indent: str, kind: Callable[[Any], str]
 ) -> list[str]:
-    """Return the graph of a loop or branch as a function inside its program."""
+    """Format the graph of a loop or branch as a function inside its program."""
     names: dict[torch.fx.Node, str] = {}
     given = [node for node in graph.graph.nodes if node.op == "placeholder"]
     for index, node in enumerate(given):
@@ -583,7 +583,7 @@ def _argument(value: Any, names: dict[torch.fx.Node, str]) -> str:
 
 
 def _nan_text(value: float) -> str:
-    """``nan``, or a name with all bits if they are not those of ``math.nan``."""
+    """Format a NaN as ``nan``, or by its bits if they are not those of ``math.nan``."""
     usual, here = (struct.pack(">d", each) for each in (math.nan, value))
     return "nan" if here == usual else f"nan_{here.hex()}"
 
@@ -597,7 +597,7 @@ def _source_text(node: torch.fx.Node) -> str | None:
 
 
 def fingerprint(program: Program) -> str:
-    """Return the digest of a program; equal digests mean equal code from the same lowering.
+    """Return the digest of a program; equal digests mean equal generated code.
 
     Code is found without writing it again, so the digest covers all that a lowering reads:
 
@@ -621,7 +621,7 @@ def fingerprint(program: Program) -> str:
 
 
 def _constants(graph: torch.fx.GraphModule, outer: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors that nodes read as attributes, bodies included, by qualified name.
+    """Yield a graph's constant tensors by qualified name, loop and branch bodies included.
 
     Not ``state_dict``, which lacks tensors that are no registered buffers.
     """

@@ -1,4 +1,4 @@
-"""Cuts a program into parts that together, one after another, compute what it computes.
+"""Cutting of a program into parts that run one after another.
 
 A part returns its share of the program's results, and then what later parts need of it. Each part
 reads and writes the same named state as the whole, so it is fed like any other program. Constants
@@ -32,7 +32,7 @@ aten = torch.ops.aten
 
 
 def memory_order(value: torch.Tensor) -> list[int]:
-    """Return the dimensions from the outermost in memory to the innermost.
+    """Return the dimensions of a tensor from outermost to innermost in memory.
 
     As they are where that would not make the tensor dense; it is copied then.
     """
@@ -43,7 +43,7 @@ def memory_order(value: torch.Tensor) -> list[int]:
 
 
 def in_memory_order(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
-    """Add what the producing program returns in place of ``node`` at the end of its graph."""
+    """Permute a value to memory order, at the end of the program that returns it."""
     value = node.meta["val"]
     order = memory_order(value)
     if order != sorted(order):
@@ -62,7 +62,7 @@ def in_memory_order(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node
 def received(
     graph: torch.fx.Graph, placeholder: torch.fx.Node, node: torch.fx.Node
 ) -> torch.fx.Node:
-    """Return what the consuming program uses in place of ``node``, whose memory it receives."""
+    """Permute a received value from memory order back to its shape, in the consuming program."""
     order = memory_order(node.meta["val"])
     if order == sorted(order):
         return placeholder
@@ -78,7 +78,7 @@ Parts = dict[Node, int]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
-    """A part of a program that was cut.
+    """One part of a program that was cut into parts.
 
     Attributes:
         program: what to run; ``None`` if there is nothing to do.
@@ -92,7 +92,7 @@ class Part:
 
 
 def draws(node: Node) -> bool:
-    """Return whether running a node takes numbers from a random stream."""
+    """Return whether running a node draws from a random stream."""
     if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
         return True
     bodies = [n for n in node.all_input_nodes if n.op == "get_attr"]
@@ -105,7 +105,7 @@ def draws(node: Node) -> bool:
 
 
 def is_copied(node: Node) -> bool:
-    """Return whether each part makes a value for itself: constants, views of what it has."""
+    """Return whether each part recomputes a node (a constant or a view) for itself."""
     if node.op == "get_attr":
         return True
     if node.op != "call_function" or draws(node) or has_effect(node) or writes(node):
@@ -122,7 +122,7 @@ def cut(
     shared: Mapping[int, str],
     homes: Mapping[str, int] | None = None,
 ) -> tuple[Part, ...]:
-    """Divide a program by a number per operation.
+    """Cut a program into parts, given the part number of each operation.
 
     Args:
         program: pure; see ``Program``.
@@ -144,7 +144,7 @@ def cut(
 
 
 class _Cutter:
-    """State of a cut: what the parts need of each other."""
+    """State of a cut: the values that the parts of a program pass to each other."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class _Cutter:
         self.count = 0
 
     def name_for_consumer(self, node: Node, producer: int) -> str:
-        """Return the name under which a part gives a value; make one at the first question."""
+        """Return the name under which a part returns a value; create it at first use."""
         if node in self.in_place:
             return self.in_place[node]
         if node not in self.kept[producer]:
@@ -186,7 +186,7 @@ class _Cutter:
         return self.kept[producer][node]
 
     def producer(self, node: Node, consumer: int) -> int | None:
-        """Return the earlier part from which one takes a value; None if it has it by itself."""
+        """Return the earlier part that passes a value to a part; None if it has the value."""
         if node.op != "placeholder":
             part = self.parts[node]
             assert part <= consumer, (node, part, consumer)
@@ -196,7 +196,7 @@ class _Cutter:
 
 
 class _PartCutter:
-    """Cuts the program of one pipeline stage out of a whole program."""
+    """A builder of one part's program from the whole program."""
 
     def __init__(self, whole: _Cutter, index: int):
         self.whole, self.index = whole, index
@@ -208,7 +208,7 @@ class _PartCutter:
         self.start = self.graph.call_function(torch.ops.aten.zeros.default, ([],))
 
     def run(self) -> Part:
-        """Make the part and verify it."""
+        """Build and verify the program of the part."""
         whole, index = self.whole, self.index
         mine = [node for node in whole.nodes if whole.parts.get(node) == index]
         for node in mine:
@@ -232,7 +232,7 @@ class _PartCutter:
         )
 
     def _copy(self, node: Node) -> Node:
-        """Return the node of this part's graph that has the value of one of the whole's."""
+        """Return the node of this part's graph for a node of the whole program."""
         if node not in self.copies:
             self.copies[node] = self._made(node)
         return self.copies[node]
@@ -279,7 +279,7 @@ class _PartCutter:
 
 
 def _slot(node: Node, name: str) -> Slot:
-    """Describe the slot in which a value is handed over."""
+    """Return the slot through which a value is passed between parts of a program."""
     value = node.meta["val"]
     shape = tuple(value.permute(memory_order(value)).shape)
     return Slot(name=name, role=Role.INPUT, shape=shape, dtype=value.dtype)

@@ -1,4 +1,4 @@
-"""Memory of a program step by step, and the tensors that take it.
+"""Memory use of a program step by step, and the tensors that occupy it.
 
 A program that runs as its graph says needs what ``aliasing`` finds. A lowering that places its
 values by itself says what it has planned, in the same terms; see ``Lowering.memory``.
@@ -21,7 +21,7 @@ AFTER = 2**30
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Piece:
-    """A piece of memory that is in use for some steps.
+    """A memory allocation of a program, with its live steps.
 
     Attributes:
         node: the operation that makes what lies there; None if it is not known.
@@ -46,13 +46,13 @@ class Piece:
     asked: int = 0
 
     def is_there(self, step: int, moment: int = 0) -> bool:
-        """Return whether the piece is in use at a moment of a step."""
+        """Return whether an allocation is live at a moment of a step."""
         return (self.first, self.begin) <= (step, moment) <= (self.last, self.end)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryUse:
-    """The memory of a program beside the tensors that it is given.
+    """The memory use of a program besides its inputs.
 
     Attributes:
         basis: where these numbers come from, in words.
@@ -76,11 +76,11 @@ class MemoryUse:
     scratch: int = 0
 
     def alive(self) -> list[int]:
-        """Bytes of all pieces in use at each step."""
+        """Return the bytes of all live allocations at each step."""
         return self._sums((*self.pieces, *self.inside))
 
     def needed(self) -> list[int]:
-        """Bytes that are taken at each step: what is reserved, and pieces outside of it."""
+        """Return the bytes in use at each step: reserved memory and allocations outside it."""
         return [self.reserved + each for each in self._sums(self.pieces)]
 
     def _sums(self, pieces: tuple[Piece, ...]) -> list[int]:
@@ -95,7 +95,7 @@ class MemoryUse:
         return sums
 
     def at(self, step: int) -> list[Piece]:
-        """Return the pieces in use at the peak moment of a step, the largest first."""
+        """Return the allocations live at the peak moment of a step, the largest first."""
         pieces = [p for p in (*self.pieces, *self.inside) if p.first <= step <= p.last]
         _, moment = _most(pieces, step)
         alive = [each for each in pieces if each.is_there(step, moment)]
@@ -103,7 +103,7 @@ class MemoryUse:
 
 
 def _with_moments(pieces: tuple[Piece, ...]) -> dict[int, list[Piece]]:
-    """Return by step the pieces that are live during only part of the step."""
+    """Return, by step, the allocations that are live during only part of the step."""
     steps: dict[int, list[Piece]] = {}
     for each in pieces:
         if each.begin:
@@ -114,7 +114,7 @@ def _with_moments(pieces: tuple[Piece, ...]) -> dict[int, list[Piece]]:
 
 
 def _most(pieces: list[Piece], step: int) -> tuple[int, int]:
-    """Return the most bytes that are in use at a moment of a step, and that moment."""
+    """Return the peak live bytes within a step, and the moment of the peak."""
     changes: dict[int, int] = {0: 0}
     for each in pieces:
         begin = each.begin if each.first == step else 0
@@ -130,7 +130,7 @@ def _most(pieces: list[Piece], step: int) -> tuple[int, int]:
 
 
 def of_graph(program: Program) -> MemoryUse:
-    """Return the memory of a program that keeps every result until its last use.
+    """Return the memory use of a program that frees each result after its last use.
 
     Args:
         program: after the passes of its lowering.
@@ -148,7 +148,7 @@ def of_graph(program: Program) -> MemoryUse:
 
 
 def _bodies(graph: torch.fx.GraphModule) -> Iterator[Piece]:
-    """Yield the memory that loops and branches need inside, while they run."""
+    """Yield the allocations inside the bodies of loops and branches."""
     peaks = {name: _peak(inner) for name, inner in subgraphs(graph)}
     for index, node in enumerate(graph.graph.nodes):
         inside = [peaks.get(str(each.target), 0) for each in node.all_input_nodes]
@@ -167,7 +167,7 @@ ROLES = (Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE, Role.ACCUMULATOR, Ro
 
 
 def state_bytes(programs: Sequence[Program]) -> dict[str, int]:
-    """Bytes of one copy of each kind of state; programs share what has the same name."""
+    """Return the bytes of each kind of state of programs; shared names count once."""
     slots = {(slot.role, slot.name): slot for program in programs for slot in program.inputs}
     total = {role.value: 0 for role in ROLES}
     for (role, _), slot in slots.items():
@@ -177,7 +177,7 @@ def state_bytes(programs: Sequence[Program]) -> dict[str, int]:
 
 
 def given_bytes(program: Program) -> dict[str, int]:
-    """Bytes of the inputs of a program by role, without the roles that it has none of."""
+    """Return the bytes of a program's inputs by role."""
     total: Counter[str] = Counter()
     for slot in program.inputs:
         total[slot.role.value] += torch.empty(slot.shape, dtype=slot.dtype, device="meta").nbytes

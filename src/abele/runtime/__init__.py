@@ -1,1 +1,1 @@
-"""Running executables: the session owns all state that changes."""
+"""Execution of compiled programs: sessions, which own all mutable state of a model."""

@@ -1,4 +1,4 @@
-"""Agreement of compiled programs with interpreted ones: one micro-batch through both.
+"""Comparison of compiled programs with interpreted ones on one micro-batch.
 
 Both run on copies of a session's state, from the same random numbers; the session and the random
 numbers are afterwards as before. Prints and host calls are silenced. State whose elements are all
@@ -54,7 +54,7 @@ _Call = Callable[[Program, list[torch.Tensor]], Sequence[torch.Tensor]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Difference between what compiled and interpreted programs compute.
+    """Difference between the results of compiled and interpreted programs.
 
     Attributes:
         problem: the first tensor that differs too much, and by how much; None if all agree.
@@ -70,7 +70,7 @@ class Comparison:
 
 
 class Trial:
-    """A micro-batch of a session, and an update, that may be run any number of times.
+    """A repeatable test run of a session's micro-batch and update, on copies of its state.
 
     Args:
         state: of the session; only copies of it are written.
@@ -96,7 +96,7 @@ class Trial:
         self._nearly_right: list[_Values] = []
 
     def compare(self, interpreted: Executable, compiled: Executable) -> Comparison:
-        """Run both kinds of programs and compare all results and all state that they write.
+        """Run compiled and interpreted programs, and compare all results and all written state.
 
         Raises:
             Exception: of the interpreted programs, which cannot compute this micro-batch.
@@ -117,7 +117,7 @@ class Trial:
         return self._compare_rounding(interpreted, expected, computed, errors)
 
     def clock(self, interpreted: Executable, compiled: Executable) -> None:
-        """Time one run of interpreted and of compiled programs, which agree, for ``slower``."""
+        """Time one run of interpreted and of compiled programs that agree, for ``slower``."""
         took = self._run(interpreted, clock=self._time)[1]
         self._compared_s = took, self._run(compiled, clock=self._time)[1]
 
@@ -128,7 +128,7 @@ class Trial:
         computed: _Values,
         errors: dict[str, float],
     ) -> Comparison:
-        """Compare again with a tolerance for differences that rounding explains."""
+        """Compare results again with a tolerance for differences that rounding explains."""
         moved: list[_Values] = []
         problem: str | None = None
         for trial in range(_TRIALS):
@@ -150,7 +150,7 @@ class Trial:
         return Comparison(problem=problem)
 
     def _expectation(self, interpreted: Executable) -> tuple[_Values, float]:
-        """Return what interpreted programs compute and the time that takes; run them once."""
+        """Return the results of interpreted programs and their run time; run them once."""
         if self._expected is None or self._expected[0] is not interpreted:
             try:
                 values, took = self._run(interpreted, clock=self._time)
@@ -164,7 +164,7 @@ class Trial:
         return self._expected[1:]
 
     def slower(self, interpreted: Executable, compiled: Executable) -> str | None:
-        """Return in words how much slower compiled programs are; None if they are not."""
+        """Describe how much slower compiled programs are; None if they are not slower."""
         took, takes = self._compared_s
         if takes <= took:  # at their first run, where the others have run before
             return None
@@ -180,11 +180,11 @@ class Trial:
         return f"a micro-batch takes them {takes * 1e3:.3g} ms, interpreted {took * 1e3:.3g} ms"
 
     def run(self, executable: Executable, *, rounding: int | None = None) -> _Values:
-        """Return what the programs return and write, by name."""
+        """Return the results and written state of an executable's programs, by name."""
         return self._run(executable, _Copies(rounding, vary=self._vary))[0]
 
     def exact(self, interpreted: Executable) -> _Values | None:
-        """Return what programs return and write in float64, by name.
+        """Return the results and written state of programs in float64, by name.
 
         Returns:
             None where that says nothing of rounding, or cannot be computed.
@@ -204,7 +204,7 @@ class Trial:
         *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> tuple[_Values, float]:
-        """Run the programs; return their values, and their time without that of the copies."""
+        """Run the programs of an executable; return their results and run time without copies."""
 
         def compiled(program: Program, arguments: list[torch.Tensor]) -> Sequence[torch.Tensor]:
             return executable.compiled[program.name].run(arguments)
@@ -252,7 +252,7 @@ class Trial:
         return values, took
 
     def _given(self, program: Program) -> list[torch.Tensor | None]:
-        """Return the tensors that a program takes; None for results of earlier programs."""
+        """Return the input tensors of a program; None for results of earlier programs."""
         return [
             self._inputs.get(slot.name) if slot.role is Role.INPUT else argument
             for slot, argument in zip(
@@ -262,7 +262,7 @@ class Trial:
 
 
 class _Copies:
-    """Copies of tensors, the same one each time.
+    """Cached copies of a session's tensors, optionally perturbed or in float64.
 
     Args:
         rounding: seed of another rounding of the weights; None for the weights themselves.
@@ -285,13 +285,13 @@ class _Copies:
         self._written: set[int] = set()
 
     def note_written(self, program: Program, arguments: Sequence[torch.Tensor | None]) -> None:
-        """Note the tensors that a program may write; others need no copy."""
+        """Note the tensors that a program may write; only written tensors need a copy."""
         for slot, argument in zip(program.inputs, arguments, strict=True):
             if slot.mutated or not self._trusted:
                 self._written.add(id(argument))
 
     def of(self, tensor: torch.Tensor, slot: Slot) -> torch.Tensor:
-        """Return the copy of a tensor that stands in a slot."""
+        """Return the cached copy of a tensor in a slot."""
         if id(tensor) not in self._copies:
             copy = self._copy(tensor, slot.role, seed=len(self._copies))
             self._copies[id(tensor)] = tensor, copy  # both: a number is free when its object is
@@ -311,7 +311,7 @@ class _Copies:
 
 
 def varied(tensor: torch.Tensor, role: Role, seed: int) -> torch.Tensor:
-    """Return a tensor with elements that differ, in place of one whose elements are all equal.
+    """Return a tensor with varied elements in place of one whose elements are all equal.
 
     Args:
         tensor: any; returned as it is if two of its elements differ.
@@ -330,7 +330,7 @@ def varied(tensor: torch.Tensor, role: Role, seed: int) -> torch.Tensor:
 
 
 def _agreement(errors: Mapping[str, float], judged_by: str) -> Comparison:
-    """Return the comparison of tensors that all agree, from the error of each."""
+    """Return the comparison result of tensors that all agree, from the error of each."""
     compared, largest = dict[str, int](), dict[str, float]()
     for name, error in errors.items():
         role = name.partition(" '")[0]
@@ -347,7 +347,7 @@ def first_problem(
     *,
     errors: dict[str, float] | None = None,
 ) -> str | None:
-    """Return the first tensor that differs too much, and by how much; None if all agree.
+    """Return the first tensor with too large an error, as text; None if all agree.
 
     Args:
         expected: what interpreted programs give.
@@ -372,7 +372,7 @@ def _difference(
     computed: torch.Tensor,
     exact: torch.Tensor | None,
 ) -> tuple[str | None, float]:
-    """Return by how much a tensor differs, in words if that is too much, and as a ratio."""
+    """Return the error of a tensor, as text if it is too large, and as a ratio."""
     if (expected.shape, expected.dtype) != (computed.shape, computed.dtype):
         return f"is {list(computed.shape)} {computed.dtype}", math.inf
     if torch.equal(expected, computed):
@@ -415,19 +415,19 @@ def _flushed(dtype: torch.dtype, count: int) -> float:
 
 
 def norm_of(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> float:
-    """Return the norm of all numbers of a tensor."""
+    """Return the 2-norm of all elements of a tensor."""
     untyped: Any = torch.linalg
     return untyped.vector_norm(tensor, dtype=dtype).item()
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Flatten a tensor to numbers in float64; complex ones become pairs."""
+    """Flatten a tensor to a float64 vector; complex elements become pairs."""
     tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     return tensor.detach().double().flatten()
 
 
 def is_yardstick(program: Program) -> bool:
-    """Return whether results in float64 differ from the program's own by rounding alone.
+    """Return whether float64 results differ from a program's own by rounding alone.
 
     Numbers that overflow in half precision do not in float64, so an update would be made there that
     the program leaves out.

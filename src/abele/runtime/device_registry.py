@@ -1,4 +1,4 @@
-"""The devices that this process holds, listed for other processes in one small file.
+"""A registry of the devices that this process uses, as a file for monitoring tools.
 
 Monitoring tools list the processes that hold a device, and must do so without torch and
 without asking those processes. So each process keeps a file in a folder of its user while it holds
@@ -42,7 +42,7 @@ _known: dict[str, Any] = {}
 
 
 class Attachment:
-    """A model's hold of its device; ends with ``end``, with its owner or with the process.
+    """A model's registration as a user of its device, until ``end`` or its owner's end.
 
     Args:
         owner: the object without which the device is not held any more.
@@ -61,7 +61,7 @@ class Attachment:
         self._end = weakref.finalize(owner, _give_up, self._number)
 
     def end(self) -> None:
-        """Release the device; a second time, or in a fork of the process, do nothing."""
+        """Unregister a model's device; a second time, or in a fork of the process, do nothing."""
         self._end()
 
 
@@ -71,7 +71,7 @@ def _give_up(number: int) -> None:
 
 
 def _forget() -> None:
-    """Reset a forked child: it holds no devices, and no thread would release the lock."""
+    """Reset a forked child's registry: it uses no devices, and no thread would release the lock."""
     global _lock, _writing
     _lock, _writing = threading.RLock(), False
     _entries.clear()
@@ -83,7 +83,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def folder() -> Path:
-    """Return the folder of this process's file.
+    """Return the folder of this process's device registry file.
 
     ``ABELE_RUNTIME_DIR`` if it is set; else the session's own folder, which the system empties;
     else one with the user's number among temporary files.
@@ -111,7 +111,7 @@ def _gpu(device: torch.device) -> dict[str, str]:
 
 
 def _change(number: int, entry: dict[str, Any] | None) -> str | None:
-    """Add or remove a held device and write the file; return why that failed, or None."""
+    """Add or remove a used device and write the registry file; return the error or None."""
     with _lock:
         _entries.pop(number, None)
         if entry is not None:
@@ -153,7 +153,7 @@ def _write(entries: list[dict[str, Any]]) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Delete files of killed processes of this user."""
+    """Delete device registry files of killed processes of this user."""
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             name = _NAME.fullmatch(path.name)
@@ -163,7 +163,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _delete_if_left(path: Path, pid: int, started: int) -> None:
-    """Delete a file if its process has ended; one of another machine if it is a week old."""
+    """Delete a registry file if its process has ended, or after a week on another machine."""
     status = path.lstat()
     if status.st_uid != _user() or status.st_size > _MOST_BYTES:
         return
@@ -178,7 +178,7 @@ def _delete_if_left(path: Path, pid: int, started: int) -> None:
 
 
 def _describe() -> dict[str, Any]:
-    """Return the path of this process's file, and the constant part of its record."""
+    """Return the path of this process's registry file, and the constant part of its record."""
     pid, started = os.getpid(), temporary.started()
     record = {
         "format": FORMAT,

@@ -1,4 +1,4 @@
-"""A model's state on the device between calls, with its random streams."""
+"""A model's parameters, buffers, optimizer state and random streams on the device."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class DeviceState:
         self._streams = self._first_streams()
 
     def write_params(self, params: Mapping[str, torch.Tensor]) -> None:
-        """Overwrite parameters; names that are missing keep their value.
+        """Overwrite parameters by name; missing names keep their values.
 
         With other processes, all have to do the same before the next update, which checks it.
         """
@@ -118,7 +118,7 @@ class DeviceState:
         return replica_groups.joined_params(self.params, self._groups)
 
     def write_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
-        """Overwrite buffers in every replica."""
+        """Overwrite a model's buffers in every replica."""
         for replica in self.buffers:
             for name, value in buffers.items():
                 replica[name].copy_(value)
@@ -210,7 +210,7 @@ class DeviceState:
         }
 
     def _same_start(self) -> list[str]:
-        """Start from the state of process 0; buffers stay, which belong to each replica."""
+        """Overwrite parameters and optimizer state by process 0's; return changed parameters."""
         if self.exchange is None:
             return []
         state = {**self.params, **{f"state of {n}": v for n, v in self.optimizer_state.items()}}
@@ -259,25 +259,25 @@ class DeviceState:
         ]
 
     def written(self) -> list[torch.Tensor]:
-        """Return all tensors that a step may write."""
+        """Return all state tensors that a step may write."""
         stores = (self.params, *self.buffers, self.optimizer_state, self.hyper)
         stores += (self.accumulators, self.counters)
         return [tensor for store in stores for tensor in store.values()]
 
     def drop_unfinished_sums(self) -> None:
-        """Zero the sums since the last update, so that a call may begin anew."""
+        """Zero the gradient accumulators, so that the next call starts anew."""
         counted = self.counters.get(reduction.COUNTED)
         for total in (*self.accumulators.values(), *([] if counted is None else [counted])):
             total.zero_()
 
     def stream(self, replica: int) -> contextlib.AbstractContextManager[None]:
-        """While open, random numbers are those of a replica, if there is a seed."""
+        """Draw from a replica's random stream in a ``with`` block, if there is a seed."""
         if not self.uses_random or self._streams is None:
             return contextlib.nullcontext()
         return self._drawing_from(self._streams, replica)
 
     def shared_stream(self) -> contextlib.AbstractContextManager[None]:
-        """While open, draw from the first replica's stream of process 0, in all processes."""
+        """Draw from the first replica's stream of process 0 in a ``with`` block."""
         if self.exchange is None or self._streams is None:
             return self.stream(0)
         lent = self._streams[0].clone()

@@ -1,4 +1,4 @@
-"""Gradients of the replicas of other processes, added to one's own before each update.
+"""All-reduce of gradients across processes before each update.
 
 Accumulators lie in one flat buffer per type, so that one exchange carries them all. A few numbers
 more travel behind them: whether a process had to give this update up, whether it could run other
@@ -76,12 +76,12 @@ class Wire:
         }
 
     def widen(self) -> None:
-        """Copy the sums to the buffer that is exchanged."""
+        """Copy the gradient sums to the buffer that is exchanged."""
         if self._narrow is not self._sums:
             self._sums.copy_(self._narrow)
 
     def narrow(self, share: float) -> None:
-        """Copy the exchanged sums back, multiplied by ``share``."""
+        """Copy the exchanged gradient sums back, multiplied by ``share``."""
         if share != 1.0:
             self._sums.mul_(share)
         if self._narrow is not self._sums:
@@ -89,7 +89,7 @@ class Wire:
 
 
 class Votes:
-    """Votes of all processes for running other programs; every update carries them.
+    """Votes of all processes on switching to other programs; every update carries them.
 
     All see the same sum, so all know the outcome after the same update.
 
@@ -104,12 +104,12 @@ class Votes:
         self.mine, self.against = self.UNDECIDED, size + 1
 
     def counted(self, total: float) -> None:
-        """Record the sum of votes of an update."""
+        """Record the sum of all processes' votes in an update."""
         self._sum = round(total)
 
     @property
     def outcome(self) -> bool | None:
-        """True if all processes are for it, False if one is against it, None while it is open."""
+        """True if all processes vote for the switch, False if one is against, None while open."""
         if self._sum > self._size:
             return False
         return True if self._sum == self._size else None
@@ -194,7 +194,7 @@ class Exchange:
     # -- other programs --------------------------------------------------------------------
 
     def vote(self, problem: str | None) -> None:
-        """Vote for running other programs, in all updates to come.
+        """Vote for or against switching to other programs, in all updates to come.
 
         Args:
             problem: why this process cannot; None if it can.
@@ -206,7 +206,7 @@ class Exchange:
         self.votes.mine = self.votes.against
 
     def objections(self) -> str:
-        """Explain in words why processes voted against it."""
+        """Explain why processes voted against a switch of programs."""
         notes = self.collective.notes(f"{self._topic} keeps its programs")
         return "; ".join(f"process {rank}: {text.rstrip('.')}" for rank, text in notes.items())
 
@@ -217,7 +217,7 @@ class Exchange:
         self._open = True
 
     def reduce(self, counters: Mapping[str, torch.Tensor]) -> None:
-        """Add the sums of all processes, and check that all agree on what they have in common.
+        """Sum the gradients of all processes, and check that their settings agree.
 
         Args:
             counters: those of an automatic loss scale are added too.
@@ -236,7 +236,7 @@ class Exchange:
         self.updates += 1
 
     def after_update(self, counters: Mapping[str, torch.Tensor]) -> None:
-        """Record the counters after an update."""
+        """Record the loss-scale counters after an update."""
         saturated = counters.get(loss_scaling.SATURATED)
         if saturated is not None:
             self._saturated = saturated.clone()
@@ -251,13 +251,13 @@ class Exchange:
         self._send([1, *self._own_tail()[1:]])
 
     def note(self, name: str, value: str) -> None:
-        """Record a fact that must be the same in all processes from the next update on."""
+        """Record a value that must be the same in all processes from the next update on."""
         self._facts[name] = value
         text = "\n".join(f"{n}={v}" for n, v in sorted(self._facts.items()))
         self._crc = zlib.crc32(f"{self._topic}\n{text}".encode(errors="backslashreplace"))
 
     def _own_tail(self) -> list[int]:
-        """Return the numbers that this process sends with its sums: votes and a checksum."""
+        """Return the votes and checksum that this process sends with its gradient sums."""
         crc = zlib.crc32(b"\n%d" % self.updates, self._crc)
         pieces = [crc >> shift & _MASK for shift in _SHIFTS]
         return [0, self.votes.mine, *pieces, *[piece * piece for piece in pieces]]
@@ -300,7 +300,7 @@ class Exchange:
         self.counts.seconds += self.collective.counts.seconds - seconds
 
     def _add_saturated(self, counters: Mapping[str, torch.Tensor]) -> None:
-        """Add the new counts of all processes; earlier ones have been added."""
+        """Add all processes' new counts to counters; earlier counts have been added."""
         saturated = counters.get(loss_scaling.SATURATED)
         if saturated is None:
             return

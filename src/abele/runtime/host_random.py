@@ -1,4 +1,4 @@
-"""The random numbers of this process: torch's, numpy's and Python's generators, written down.
+"""Saving and restoring of the host's random generators: torch, numpy and Python.
 
 Only the host's; a session's own streams are ``Session.random_state``. The state is made of tensors,
 numbers and None, so that it can be kept in a file that is read without unpickling.
@@ -15,7 +15,7 @@ import torch
 
 
 def read(generator: torch.Generator | None = None) -> dict[str, Any]:
-    """Return the present state of all generators."""
+    """Return the state of all host random generators, without pickled objects."""
     numpys: Any = np.random.get_state(legacy=False)
     version, words, gauss = random.getstate()
     return {
@@ -29,7 +29,7 @@ def read(generator: torch.Generator | None = None) -> dict[str, Any]:
 
 
 def write(state: Mapping[str, Any], generator: torch.Generator | None = None) -> None:
-    """Restore the state that ``read`` returned, with its additional generator if there is one."""
+    """Restore the host random generators from the state that ``read`` returned."""
     torch.set_rng_state(state["torch"])
     position, has_gauss, gauss = state["numpy_rest"]
     key = state["numpy"].numpy().astype(np.uint32)

@@ -1,4 +1,4 @@
-"""Runners of micro-steps: one after the other, or as another ``Plan`` says.
+"""Runners of micro-steps: sequentially, or as another ``Plan`` says.
 
 The session says which micro-steps there are and takes what they return; a runner knows the programs
 that compute them. It sees the state through ``DeviceState`` and ends updates through ``Update``.
@@ -34,7 +34,7 @@ Returned = tuple[list[torch.Tensor], list[torch.Tensor] | None]
 
 
 class Runner(Protocol):
-    """Runs micro-steps of one session.
+    """Interface of objects that run the micro-steps of one session.
 
     Attributes:
         replays: ``alone`` returns what a target bound that replays programs; see ``Compiled``.
@@ -52,7 +52,7 @@ class Runner(Protocol):
         ...
 
     def run(self, group: Sequence[Step], marks: list[Any], wanted: bool) -> Sequence[Returned]:
-        """Run the micro-steps of one group and the update that the last one ends with.
+        """Run the micro-steps of one group and the update at its end.
 
         Args:
             group: one of ``groups``.
@@ -94,11 +94,11 @@ class Update:
 
     @property
     def is_apart(self) -> bool:
-        """True if the update is a program of its own, or comes after an exchange."""
+        """True if the update is a separate program, or follows a gradient exchange."""
         return self._run is not None or self._state.exchange is not None
 
     def apply(self) -> list[torch.Tensor] | None:
-        """Update the weights; None where the model's program has done so itself."""
+        """Update the weights; None if the model's program has updated them itself."""
         if self._run is None:
             return None
         exchange, counters = self._state.exchange, self._state.counters
@@ -127,7 +127,7 @@ class Plan:
 
 
 def sequential(executable: Executable) -> Plan:
-    """Return the plan in which each micro-step is one run of one program."""
+    """Return a plan that runs each micro-step as one run of one program."""
     programs = {program.name: program for program in executable.programs}
     model = programs.get("forward") or programs.get("step") or programs["accumulate"]
 
@@ -139,7 +139,7 @@ def sequential(executable: Executable) -> Plan:
 
 
 class Sequential:
-    """Runs micro-steps one after the other; a ``Runner``."""
+    """A runner that runs micro-steps one after the other."""
 
     def __init__(self, executable: Executable, model: Program, state: DeviceState, update: Update):
         self._update, self._stream = update, state.stream
@@ -158,7 +158,7 @@ class Sequential:
         self._mark = clock(state.device)
 
     def groups(self, steps: Iterable[Step], watched: bool) -> Iterator[Sequence[Step]]:
-        """Divide micro-steps into groups of some milliseconds, or of one if code runs only one."""
+        """Divide micro-steps into groups of a few milliseconds, or of single micro-steps."""
         if self._repeated is None or watched:
             yield from ((step,) for step in steps)
             return
@@ -209,7 +209,7 @@ class Sequential:
         return [(each, None) for each in results[:-1]] + [(results[-1], applied)]
 
     def alone(self) -> Alone | None:
-        """Return a faster ``run`` if one replica draws nothing and runs one program."""
+        """Return a faster ``run`` for one replica without random numbers and one program."""
         if not self._is_single or self._update.is_apart:
             return None
         return self._run_alone if self._bound is None else self._run_bound
@@ -236,7 +236,7 @@ class Sequential:
         return outputs
 
     def close(self) -> None:
-        """Do nothing: no threads wait."""
+        """Do nothing: a sequential runner has no threads."""
 
 
 class RolledBack:
@@ -249,11 +249,11 @@ class RolledBack:
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # as after the last update
 
     def groups(self, steps: Iterable[Step], watched: bool) -> Iterable[Sequence[Step]]:
-        """Return the groups of the other runner."""
+        """Return the groups of the wrapped runner."""
         return self._runner.groups(steps, watched)
 
     def run(self, group: Sequence[Step], marks: list[Any], wanted: bool) -> Sequence[Returned]:
-        """Run them there; if they are stopped, restore the state of the last update."""
+        """Run a group by the wrapped runner; restore the last update's state if a trap stops it."""
         if not self._copies:
             self._copies = [(tensor, tensor.clone()) for tensor in self._state.written()]
         complete = group[-1][0].updates or not self._state.config.training
@@ -278,7 +278,7 @@ class RolledBack:
 
 
 def trapping(program: Program, run: Run) -> Run:
-    """Wrap a call so that it raises TrappedError if a check fails, and drops the magnitudes."""
+    """Wrap a program's call so that it raises TrappedError if a finiteness check fails."""
     if not program.checks:
         return run
 
@@ -295,7 +295,7 @@ def trapping(program: Program, run: Run) -> Run:
 def first_failure(
     checks: Sequence[Check], magnitudes: Sequence[float]
 ) -> tuple[Check, float] | None:
-    """Return the first operation whose result is worse than all of its operands, and the result."""
+    """Return the first operation that produced an infinity or NaN, and its magnitude."""
     values = list(magnitudes)
     for check in checks:
         if check.is_comparison:
@@ -332,7 +332,7 @@ def _sentence(check: Check, result: float) -> str:
 
 
 def _place(check: Check) -> str:
-    """Format module and line; nothing for an update, which belongs to no line of the user's."""
+    """Format module and source line of a failed check; empty for an update."""
     if check.phase == "update":
         return ""
     where = f"module {check.scope.replace('/', '.')!r}" if check.scope else "outside submodules"

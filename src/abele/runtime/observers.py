@@ -1,4 +1,4 @@
-"""Observers of a session's calls, and the marks in time that they get.
+"""Observers of a session's calls, and time marks of micro-steps.
 
 A session records the times of its latest call by itself. Observers write files, trace events and
 read values meanwhile. Any number may be attached; without one, no hook is called.
@@ -21,14 +21,14 @@ from abele.step.batching import MicroStep
 
 
 class Observer:
-    """An observer whose hooks do nothing; derived classes override those of interest.
+    """An observer whose hooks do nothing; derived classes override some.
 
     Hooks are called in the thread of the caller, observer by observer in the order in which they
     were attached. What a hook raises ends the call, as an error of the program would.
     """
 
     def on_stage(self, stage: str, fraction: float) -> None:
-        """Note that a part of building an executable begins.
+        """Note that a stage of building an executable begins.
 
         ``abele.build(..., progress=observer.on_stage)`` calls it; a session, which is made after
         building, does not.
@@ -39,10 +39,10 @@ class Observer:
         """
 
     def on_call_begin(self, began_ns: int) -> None:
-        """Note that a call begins; nothing of it has run."""
+        """Note that a session's call begins, before any program has run."""
 
     def on_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Receive the inputs of a call; nothing of it has run."""
+        """Receive the inputs of a call, before any program has run."""
 
     def on_micro_step(self, step: MicroStep, begin: Any, end: Any) -> None:
         """Note that a micro-step has run, or has been handed to a GPU.
@@ -59,10 +59,10 @@ class Observer:
         """
 
     def on_update(self, step: MicroStep) -> None:
-        """Note that the weights have changed; called before ``on_micro_step`` of that step."""
+        """Note that an update changed the weights; called before the step's ``on_micro_step``."""
 
     def on_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Receive the outputs of a call, which has run or has been handed to the device.
+        """Receive the outputs of a call that has run or has been queued on the device.
 
         Args:
             outputs: what the call returns, on the device, before its caller gets it; in the order
@@ -70,7 +70,7 @@ class Observer:
         """
 
     def on_call_end(self, call: CallRecord) -> None:
-        """Note that a call has ended, with its results where the caller wanted them.
+        """Note that a call has ended, with its results delivered to the caller.
 
         Args:
             call: its times, and the error if it came to one; then it has fewer marks.
@@ -78,7 +78,7 @@ class Observer:
 
 
 class Hooks(NamedTuple):
-    """The hooks of all observers that a call has to call; hooks that do nothing are left out.
+    """The overridden hooks of all observers of a session.
 
     Attributes:
         begin: ``on_call_begin`` of those that have it.
@@ -96,7 +96,7 @@ class Hooks(NamedTuple):
 
 
 def hooks_of(observers: Sequence[Observer]) -> Hooks:
-    """Return the hooks of observers, in their order."""
+    """Return the overridden hooks of observers, in the observers' order."""
 
     def having(*hooks: str) -> list[Observer]:
         base = [getattr(Observer, hook) for hook in hooks]
@@ -113,14 +113,14 @@ def hooks_of(observers: Sequence[Observer]) -> Hooks:
 
 @dataclasses.dataclass(frozen=True)
 class _DeviceMark:
-    """An event in the queue of a GPU, and when the host put it there."""
+    """A GPU event that marks a time, and when the host queued it."""
 
     event: torch.cuda.Event
     host_ns: int
 
 
 class CallRecord(NamedTuple):  # made at every call that is observed: a dataclass takes longer
-    """The times of the parts of one call.
+    """The times of one call and its micro-steps.
 
     Attributes:
         began_ns: when it was made, on the clock of ``time.perf_counter_ns``.
@@ -138,7 +138,7 @@ class CallRecord(NamedTuple):  # made at every call that is observed: a dataclas
     following_ns: int = 0
 
     def micro_steps(self) -> list[tuple[int, int]]:
-        """Return beginning and end of each micro-step that has ended, in ns; waits for a GPU."""
+        """Return start and end of each completed micro-step, in ns; waits for a GPU."""
         marks = nanoseconds(self.marks)
         return list(zip(marks[::2], marks[1::2], strict=False))
 
@@ -150,12 +150,12 @@ def _mark_device() -> _DeviceMark:
 
 
 def clock(device: torch.device) -> Callable[[], Any]:
-    """Return the function that marks a moment in the work of ``device``."""
+    """Return the function that records a time mark in the work of ``device``."""
     return _mark_device if device.type == "cuda" else time.perf_counter_ns
 
 
 def nanoseconds(marks: Sequence[Any]) -> list[int]:
-    """Convert marks to the host's ``time.perf_counter_ns``; waits for a GPU that is behind.
+    """Convert time marks to the host's ``time.perf_counter_ns``; waits for a GPU's events.
 
     The first mark of a call meets an idle GPU, so the two clocks are laid over each other there.
     """

@@ -1,4 +1,4 @@
-"""Compiled programs are compared with interpreted ones before their first result is used.
+"""Comparison of compiled programs with interpreted ones before their results are used.
 
 Programs that do not agree are compiled again without vectorizers, then by other lowerings. If
 nothing agrees they are interpreted, which is an error where the target was insisted on.
@@ -49,7 +49,7 @@ _Code = tuple[Program, Compiled]  # a program after the passes of its lowering, 
 
 
 class Change:
-    """A change of a session's programs between two calls.
+    """A pending switch of a session's programs between two calls.
 
     Attributes:
         over: nothing will change any more.
@@ -69,17 +69,17 @@ class Change:
         raise NotImplementedError
 
     def awaited(self) -> Executable:
-        """Return the programs that are worth storing in a file."""
+        """Return the programs that are worth storing in a file, after waiting for a compiler."""
         raise NotImplementedError
 
     def announce(self) -> None:
-        """Tell the user about the change."""
+        """Tell the user about the switch of programs."""
 
     def count(self) -> None:
         """Count the updates of the call that now begins."""
 
     def close(self) -> None:
-        """Stop waiting for other programs."""
+        """Stop waiting for compiled programs."""
 
 
 class FirstUse(Change):
@@ -90,7 +90,7 @@ class FirstUse(Change):
         self._refused: CompilerError | None = None
 
     def due(self, inputs: Inputs) -> Executable:
-        """Return compiled programs that agree, or interpreted ones if none do.
+        """Return compiled programs that agree with interpreted ones, else interpreted ones.
 
         Raises:
             CompilerError: the target was insisted on, and no compiled programs agree.
@@ -108,7 +108,7 @@ class FirstUse(Change):
         return made
 
     def awaited(self) -> Executable:
-        """Return the programs as they are, compared or not."""
+        """Return the session's programs as they are, compared or not."""
         return self._made
 
     def _agreeing(self, trial: Trial) -> Executable:
@@ -149,7 +149,7 @@ class FirstUse(Change):
 def first_use(
     made: Executable, name: str, state: DeviceState, inputs: Mapping[str, torch.Tensor]
 ) -> Executable:
-    """Return an executable of which the program of that name agrees with the interpreted one.
+    """Return an executable whose named program agrees with the interpreted one.
 
     Raises:
         CompilerError: the target was insisted on, and no compiled program agrees.
@@ -184,7 +184,7 @@ def first_use(
 def agreeing(
     trial: Trial, oracle: Executable, made: Executable, agree: Agree = lambda problem: problem
 ) -> Executable | str:
-    """Return the first programs that agree with interpreted ones, or why none do.
+    """Return the first compiled programs that agree with interpreted ones, or why none do.
 
     Args:
         trial: what is compared.
@@ -238,7 +238,7 @@ def compared(trial: Trial, oracle: Executable, made: Executable, *, noted: bool)
 
 
 def proven(made: Executable, comparison: Comparison, remedy: str = "") -> Executable:
-    """Return programs that agree with interpreted ones, with the verdict that says so."""
+    """Return an executable with the verdict that it agrees with interpreted programs."""
     verdict = Verdict(
         machine=made.machine(),
         compared=comparison.compared,
@@ -250,7 +250,7 @@ def proven(made: Executable, comparison: Comparison, remedy: str = "") -> Execut
 
 
 def kept(chosen: Executable, proving: Proving) -> Executable:
-    """Cache programs that agree with the interpreter, with that verdict, for later processes."""
+    """Cache an executable that agrees with the interpreter, with its verdict."""
     assert chosen.verdict is not None
     proving.running.check = chosen.verdict.sentence()
     proving.running.lowerings.update(chosen.chosen)
@@ -329,7 +329,7 @@ def _by(made: Executable, lowering: Lowering) -> Executable:
 def _with(
     made: Executable, code: Mapping[str, _Code], chosen: Mapping[str, ChosenLowering]
 ) -> Executable:
-    """Return the executable with other code; its key stays, since that is of the programs."""
+    """Return an executable with other code and the same key, which is that of the programs."""
     names = {name: each.name for name, each in chosen.items()}
     return dataclasses.replace(
         made,
@@ -348,7 +348,7 @@ _LOG_LINES = 5
 
 @dataclasses.dataclass(frozen=True)
 class Slower:
-    """Compiled programs are no faster; ``problem`` has the times."""
+    """The outcome that compiled programs are no faster; ``problem`` has the times."""
 
     problem: str
 
@@ -374,7 +374,7 @@ class TakeOver(Change):
         self._missed: Failure | None = None
 
     def due(self, inputs: Inputs) -> Executable | None:
-        """Return the compiled programs if they are there, agree and are not slower."""
+        """Return compiled programs if ready, in agreement with interpreted ones and no slower."""
         if self._missed is not None:
             raise self._insisted(self._missed)
         if self.over and self._later.running.interpreted:
@@ -419,7 +419,7 @@ class TakeOver(Change):
         return self._later.wait() if updates >= at else None
 
     def _compared(self, made: Executable | Failure | None, inputs: Inputs) -> Outcome | None:
-        """Return what arrived, or its remedy if it computes something else than what runs now."""
+        """Return the compiled programs or their remedy, compared with the interpreted ones."""
         if not isinstance(made, Executable):
             return made
         try:
@@ -437,7 +437,7 @@ class TakeOver(Change):
         return chosen
 
     def _agreeing(self, trial: Trial, made: Executable) -> Executable | str:
-        """Return programs that agree with interpreted ones, or why none do."""
+        """Return compiled programs that agree with interpreted ones, or why none do."""
         running, proving = self._later.running, self._interpreted.proving
         if made.verdict is not None and made.is_proven():
             running.check = made.verdict.sentence()
@@ -469,7 +469,7 @@ class TakeOver(Change):
             exchange.vote(mine.problem if isinstance(mine, Failure) else None)
 
     def _decided(self) -> Outcome | None:
-        """Return the outcome that all processes agree on; None while that is open."""
+        """Return the switch of programs that all processes agree on; None while that is open."""
         exchange, mine = self._state.exchange, self._outcome
         if exchange is None:
             return mine
@@ -511,14 +511,14 @@ class TakeOver(Change):
         self.updates += self._state.config.device_iterations
 
     def announce(self) -> None:
-        """Announce whether compiled programs took over."""
+        """Announce whether compiled programs replaced interpreted ones."""
         self._later.announce(self.news)
 
     def _unit(self) -> str:
         return "update" if self._state.config.training else "batch"
 
     def close(self) -> None:
-        """Stop compiling the programs; nothing takes over any more."""
+        """Stop compiling the programs; interpreted ones stay in use."""
         self.over = True
         self._later.close()
         if self._later.running.interpreted:
@@ -526,6 +526,6 @@ class TakeOver(Change):
 
 
 def _measured(made: Executable) -> str:
-    """Name the lowerings that a clock has chosen, so that a run can be repeated with them."""
+    """Name the lowerings that timing has chosen, so that a run can be repeated with them."""
     names = sorted({each.name for each in made.chosen.values()})
     return f" ({' and '.join(names)}, measured)" if names else ""

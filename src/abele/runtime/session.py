@@ -95,7 +95,7 @@ class Session(DeviceState):
         self._change = self._first_change(executable)
 
     def _first_change(self, executable: Executable) -> Change | None:
-        """Return the pending change of programs, such as a comparison; None without one."""
+        """Return the session's pending switch of programs, such as a comparison, or None."""
         if executable.later is not None:
             return TakeOver(executable, executable.later, self)
         unproven = executable.proving is not None and not executable.is_proven()
@@ -124,7 +124,7 @@ class Session(DeviceState):
         self._observe((*self._observers, observer))
 
     def remove_observer(self, observer: Observer) -> None:
-        """Detach an observer, from the next call on; it may do so itself.
+        """Detach an observer, from the next call on, also from within a hook.
 
         Raises:
             ValueError: it does not observe this session.
@@ -139,12 +139,12 @@ class Session(DeviceState):
 
     @property
     def last_call(self) -> CallRecord | None:
-        """The latest call that did not end in an error; None before there is one."""
+        """The record of the latest call that did not end in an error, or None."""
         return None if self._last is None else CallRecord(*self._last)
 
     @property
     def was_stopped(self) -> bool:
-        """True if the latest call came to an error after its first micro-step had begun."""
+        """True if the latest call failed after its first micro-step had begun."""
         return bool(self.marks) and (self._last is None or self.marks is not self._last[1])
 
     # -- running ---------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class Session(DeviceState):
         began_ns: int,
         deliver: Callable[[list[torch.Tensor]], _Result],
     ) -> _Result:
-        """Run ``step`` between two parts of the caller's own call.
+        """Run ``step`` between the caller's preparation and the delivery of the outputs.
 
         Args:
             batch: as for ``step``.
@@ -228,7 +228,7 @@ class Session(DeviceState):
     def _run(
         self, batch: Sequence[torch.Tensor], observers: Sequence[Observer]
     ) -> list[torch.Tensor]:
-        """Run the micro-steps of a call, all at once if there is one that nobody watches."""
+        """Run a call's micro-steps, by the faster path for a single, unobserved micro-step."""
         try:
             if self._alone is not None and not observers:
                 return self._alone(batch, self.marks)
@@ -255,7 +255,7 @@ class Session(DeviceState):
         return isinstance(self._change, FirstUse)
 
     def _follow(self, change: Change, batch: Sequence[torch.Tensor]) -> int:
-        """Switch to other programs from this call on if there are any; return the time in ns."""
+        """Switch to other programs from this call on, if any are due; return the time in ns."""
         began_ns = time.perf_counter_ns()
         made = change.due(lambda: self._first_micro_batch(batch))
         if made is not None:
@@ -302,7 +302,7 @@ class Session(DeviceState):
         return assemble(kept, self.config)
 
     def _group(self, group: Sequence[Step], observers: Sequence[Observer]) -> Sequence[Returned]:
-        """Run micro-steps that run together; take anchored tensors out of their outputs."""
+        """Run a group of micro-steps; separate anchored tensors from their outputs."""
         anchors = self._anchors
         returned = self.runner.run(group, self.marks, anchors is not None)
         if observers:
@@ -335,7 +335,7 @@ class Session(DeviceState):
             yield step, rows
 
     def _pieces(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Divide a tensor into micro-batches; one without rows goes to all of them as it is."""
+        """Split an input into micro-batches; repeat a tensor without a batch dimension."""
         size = batching.micro_batch_size(tensor.shape[0], self.config) if tensor.dim() else 0
         if not size:
             return [tensor] * batching.micro_batches(self.config)
@@ -349,7 +349,7 @@ class Session(DeviceState):
         return self.executable if self._change is None else self._change.awaited()
 
     def close(self) -> None:
-        """Free threads, compilers and files now, and tell other processes.
+        """Free a session's threads, compilers and files, and notify other processes.
 
         Alone, the session can be used again.
         """
@@ -361,7 +361,7 @@ class Session(DeviceState):
         self.runner.close()
 
     def anchored(self, name: str) -> torch.Tensor | None:
-        """Return the values that an anchor kept of the last call, joined like outputs.
+        """Return an anchored tensor's values from the last call, concatenated like outputs.
 
         Returns:
             A tensor on the device; ``None`` before the first call and for unknown names.
@@ -376,7 +376,7 @@ _makers: list[Maker] = []
 
 @contextlib.contextmanager
 def of_new_sessions(make: Maker) -> Generator[None]:
-    """While open, observe each session that is created, in any thread, from its first call on.
+    """Attach an observer to each session created in a ``with`` block, in any thread.
 
     Args:
         make: returns the observer of a session that is nearly created, or None.
@@ -397,7 +397,7 @@ def _as_they_are(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _shared_and_written(model: Program, config: StepConfig) -> list[int]:
-    """Return the inputs that several replicas share and forward writes."""
+    """Return the indices of inputs that replicas share and the forward pass writes."""
     if config.input_group_size == 1:
         return []
     inputs = [slot for slot in model.inputs if slot.role is Role.INPUT]
@@ -405,7 +405,7 @@ def _shared_and_written(model: Program, config: StepConfig) -> list[int]:
 
 
 def assemble(kept: list[list[torch.Tensor]], config: StepConfig) -> list[torch.Tensor]:
-    """Join the outputs of micro-steps; a 0-d output becomes 1-d when there are several."""
+    """Concatenate the outputs of micro-steps; 0-d outputs of several become 1-d."""
     if config.output_mode is OutputMode.SUM:
         replicas = config.replicas
         kept = [
@@ -424,7 +424,7 @@ def assemble(kept: list[list[torch.Tensor]], config: StepConfig) -> list[torch.T
 
 
 class SectionSession(DeviceState):
-    """A session whose programs a caller runs in any order, as the sections of a step.
+    """A session whose programs run as separate sections of a step, in the caller's order.
 
     The caller keeps what passes from one program to another, and may run a section again.
 
@@ -458,7 +458,7 @@ class SectionSession(DeviceState):
         }
 
     def run(self, name: str, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Run a program.
+        """Run one program of a sectioned session by its name.
 
         Returns:
             Its outputs by slot, fresh tensors on the device.
@@ -480,13 +480,13 @@ class SectionSession(DeviceState):
         return {slot.name: value for slot, value in zip(slots, outputs, strict=True)}
 
     def taken_by(self, name: str, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Select the values that a program reads, by slot."""
+        """Select the values that a program of a session reads, by slot."""
         return {slot: values[slot] for _, slot in self._inputs[name] if slot in values}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Anchor:
-    """A tensor whose values are kept.
+    """A tensor whose values a session saves for the user.
 
     Attributes:
         name: what it is fetched by.
@@ -502,7 +502,7 @@ class Anchor:
 
 
 class AnchorStore:
-    """The anchored tensors among the results of programs.
+    """The anchored tensors among the results of a session's programs.
 
     Args:
         anchors: what to keep.
@@ -527,7 +527,7 @@ class AnchorStore:
         self._last, self._complete = max(step.index for step in batching.schedule(config)), False
 
     def begin(self) -> None:
-        """Drop the values of the call before."""
+        """Drop the anchored values of the previous call."""
         self._complete = False
         self._kept = {name: [] for name in self._configs}
 
@@ -551,7 +551,7 @@ class AnchorStore:
         return outputs[: self._outputs]
 
     def kept(self, name: str) -> tuple[list[torch.Tensor], StepConfig] | None:
-        """Return the values of the last call and how they combine; None if it did not end."""
+        """Return an anchor's values from the last call and how they combine, or None."""
         values = self._kept.get(name) if self._complete else None
         return (values, self._configs[name]) if values else None
 

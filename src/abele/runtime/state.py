@@ -1,4 +1,4 @@
-"""Everything a session keeps between calls, as named tensors: to be stored and put back."""
+"""Export and import of a session's state as named tensors."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def put(session: Session, values: Mapping[str, torch.Tensor]) -> None:
 
 
 def of_kind(values: Mapping[str, torch.Tensor], kind: str) -> dict[str, torch.Tensor]:
-    """Return the tensors of one kind by their own names."""
+    """Return the state tensors of one kind, such as ``buffers``, by their own names."""
     prefix = f"{kind}/"
     return {
         name.removeprefix(prefix): value

@@ -1,1 +1,1 @@
-"""The definition of a step: batch arithmetic, optimizer, reduction of gradients."""
+"""The definition of a training step: batch arithmetic, optimizers, gradient reduction."""

@@ -1,4 +1,4 @@
-"""Pure integers: which rows of a batch each micro-step sees, and which rows come out.
+"""Batch arithmetic: which samples each micro-step reads, and which samples are returned.
 
 One call consumes a tensor viewed as ``[D, GA, G, m, ...]``: device iteration outermost, then
 accumulation step, then group of replicas, then the ``m`` rows of a micro-batch. Groups share their
@@ -17,7 +17,7 @@ from abele.step.config import OutputMode, StepConfig
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MicroStep:
-    """A forward (and backward) over a micro-batch.
+    """The run of a program on one micro-batch: forward, and backward in training.
 
     Attributes:
         index: position in the call, counting from 0 in the order ``[D, GA, R]``.
@@ -35,13 +35,13 @@ class MicroStep:
 
 
 def micro_batches(config: StepConfig) -> int:
-    """Return the micro-batches of one call: device iterations x accumulation x input groups."""
+    """Return the number of micro-batches of one call."""
     groups = config.replicas // config.input_group_size
     return config.device_iterations * config.gradient_accumulation * groups
 
 
 def micro_batch_size(rows: int, config: StepConfig, name: str = "input") -> int:
-    """Return rows of one micro-batch, given the rows of a whole call.
+    """Return the samples of one micro-batch, given the samples of a whole call.
 
     Raises:
         BatchError: ``rows`` is not a multiple of ``micro_batches(config)``.
@@ -80,7 +80,7 @@ def check_output_period(config: StepConfig) -> None:
 
 
 def schedule(config: StepConfig) -> Iterator[MicroStep]:
-    """Yield every micro-step of one call, in the order in which it runs."""
+    """Yield every micro-step of one call, in execution order."""
     index = 0
     groups = config.input_groups
     last_iteration = config.device_iterations - 1
@@ -101,7 +101,7 @@ def schedule(config: StepConfig) -> Iterator[MicroStep]:
 
 
 def parts_out(config: StepConfig) -> int:
-    """Return how many micro-batches' worth of rows each output has."""
+    """Return the number of micro-batches whose samples each output contains."""
     if config.output_mode in (OutputMode.FINAL, OutputMode.SUM):
         return config.replicas
     return sum(step.keeps for step in schedule(config))

@@ -16,7 +16,7 @@ from abele.step.replica_groups import Grouping, GroupType
 
 
 class OutputMode(enum.StrEnum):
-    """The choice of micro-batches whose results leave a call."""
+    """The choice of micro-batches whose results a call returns."""
 
     FINAL = "final"
     ALL = "all"
@@ -25,14 +25,14 @@ class OutputMode(enum.StrEnum):
 
 
 class Reduction(enum.StrEnum):
-    """The combination of gradients of micro-batches and replicas."""
+    """The operation that combines the gradients of micro-batches and replicas."""
 
     MEAN = "mean"
     SUM = "sum"
 
 
 class MeanStrategy(enum.StrEnum):
-    """The place of a mean's division; equal in exact arithmetic, not when half values overflow."""
+    """The point at which a gradient mean divides; matters if half values overflow."""
 
     POST = "post"
     RUNNING = "running"
@@ -45,7 +45,7 @@ _RUN = {"when": "run"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepConfig:
-    """The configuration of a step; ``batching`` has the arithmetic.
+    """The configuration of a training or inference step.
 
     Attributes:
         training: forward, loss, backward and update; otherwise forward alone.
@@ -94,16 +94,16 @@ class StepConfig:
 
     @property
     def micro_batches_per_update(self) -> int:
-        """Gradients that are combined before the weights change once."""
+        """The number of gradients that are combined for one update of the weights."""
         return self.gradient_accumulation * self.replicas * self.processes
 
     @property
     def adds_here(self) -> bool:
-        """True if this process has several gradients for an update."""
+        """True if this process accumulates several gradients for an update."""
         return self.gradient_accumulation * self.replicas > 1
 
     def compile_fields(self) -> dict[str, Any]:
-        """Return the fields that decide which executable is needed."""
+        """Return the configuration fields that require another executable if they change."""
         return {
             f.name: getattr(self, f.name)
             for f in dataclasses.fields(self)

@@ -1,4 +1,4 @@
-"""A loss scale that follows the gradients: as large as half gradients can bear, no larger.
+"""Automatic loss scaling: the largest scale that float16 gradients can bear.
 
 Every update period counts the elements of half gradients whose magnitude exceeds a share of the
 largest half (infinite and NaN included). If their proportion exceeds a
@@ -45,7 +45,7 @@ class AutomaticScaling:
 def count_saturated(
     grads: Iterable[torch.Tensor], saturated: torch.Tensor, settings: AutomaticScaling
 ) -> None:
-    """Add the saturated elements of the half gradients among ``grads`` to a counter."""
+    """Add the number of saturated elements of float16 gradients to a counter."""
     edge = settings.bin_edge * torch.finfo(torch.float16).max
     halves = [grad for grad in grads if grad.dtype is torch.float16]
     if halves:
@@ -55,12 +55,12 @@ def count_saturated(
 
 
 def elements(grads: Iterable[torch.Tensor]) -> int:
-    """Return how many elements of one micro-batch ``count_saturated`` looks at."""
+    """Return the number of elements of one micro-batch's float16 gradients."""
     return sum(grad.numel() for grad in grads if grad.dtype is torch.float16)
 
 
 def limit(loss: torch.Tensor) -> float:
-    """Return the largest scale: the scaled loss gradient has the loss's type and must be finite."""
+    """Return the largest loss scale that is finite in the loss's dtype."""
     return 2.0**15 if loss.dtype is torch.float16 else 2.0**24
 
 
@@ -71,7 +71,7 @@ def follow(
     elements_per_update: int,
     largest: float,
 ) -> None:
-    """Halve or double the scale where a period ends, in place.
+    """Halve or double the loss scale at the end of a period, in place.
 
     Args:
         scale: 0-d float64.
@@ -93,7 +93,7 @@ def follow(
 
 @contextlib.contextmanager
 def only_if_finite(grads: Iterable[torch.Tensor], state: Iterable[torch.Tensor]) -> Generator[None]:
-    """Restore ``state`` at the end of the block unless all of ``grads`` are finite."""
+    """Restore ``state`` at the end of a ``with`` block unless all gradients are finite."""
     # Not isfinite: compiled code may see the value before it is rounded to an infinite half.
     within = [(grad.abs() <= torch.finfo(grad.dtype).max).all() for grad in grads]
     sound = torch.stack(within).all()

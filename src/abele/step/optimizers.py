@@ -1,4 +1,4 @@
-"""Optimizers of ``torch.optim`` as update rules: classes, constructor arguments, state on the host.
+"""Translation of ``torch.optim`` optimizers and their host state to update rules.
 
 An argument is part of the computation, or it only changes the speed of torch's own loop, or setting
 it is refused. A test reads torch's constructors and fails at an argument that has no row here.
@@ -17,7 +17,7 @@ from abele.step.update_rules import RULES, SCALARS, UpdateRule
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """The update rule of a class and of what derives from it.
+    """An optimizer class, its update rule and its numeric arguments; covers derived classes.
 
     Attributes:
         base: the class.
@@ -65,13 +65,13 @@ REFUSED: Mapping[type, str] = {
 
 
 def names() -> str:
-    """List the classes of ``torch.optim`` that are update rules, as words."""
+    """List the optimizer classes of ``torch.optim`` that have update rules, as text."""
     *listed, last = (kind.base.__name__ for kind in KINDS)
     return f"{', '.join(listed)} or {last}"
 
 
 def why_not(optimizer: object) -> str | None:
-    """Explain why no update rule can be what an optimizer does; None for unknown classes."""
+    """Explain why no update rule can represent an optimizer; None for unknown classes."""
     reasons = (reason for kind, reason in REFUSED.items() if isinstance(optimizer, kind))
     return next(reasons, None)
 
@@ -97,12 +97,12 @@ _SWITCHES = {"sgd": ("nesterov",), "rmsprop": ("centered",)}
 
 
 def refused(group: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return the first argument of a group that no program can follow, and why; else None."""
+    """Return the first unsupported argument of a parameter group, and why; else None."""
     return next((item for item in REFUSED_ARGUMENTS.items() if group.get(item[0])), None)
 
 
 def switches(optimizer: Any, rule: str, group: Mapping[str, Any]) -> dict[str, bool]:
-    """Return the arguments of a parameter group that are on or off, as values of an update rule.
+    """Return the boolean arguments of a parameter group, as values of an update rule.
 
     Args:
         optimizer: the group is one of its groups.
@@ -130,7 +130,7 @@ _MAY_BE_MISSING = frozenset({"momentum_buffer"})
 def host_state(
     optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]
 ) -> dict[str, torch.Tensor]:
-    """Return the state that optimizers have on the host, by slot; empty before their first step.
+    """Return the state of optimizers on the host, by slot; empty before the first step.
 
     Args:
         optimizers: of ``torch.optim``, or derived from its classes.
@@ -145,7 +145,7 @@ def host_state(
 
 
 def has_stepped(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether an optimizer has state of steps on the host, or that was loaded."""
+    """Return whether an optimizer has state on the host, from steps or loaded."""
     states = [state for state in optimizer.state.values() if state]
     # Adagrad has its sums from the constructor on.
     made = isinstance(optimizer, torch.optim.Adagrad) and not any(s["step"] for s in states)
@@ -153,7 +153,7 @@ def has_stepped(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def initial_values(rule: UpdateRule, slots: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return what state begins with."""
+    """Return the initial values of optimizer-state slots."""
     begin = {
         f"{name}.{key}": value
         for group in rule.groups
@@ -168,7 +168,7 @@ def to_host(
     names: Mapping[int, str],
     values: Mapping[str, torch.Tensor],
 ) -> None:
-    """Write a program's optimizer state into the objects, in the form that torch keeps it."""
+    """Write a program's optimizer state to the ``torch.optim`` objects, in torch's form."""
     by_parameter: dict[str, dict[str, torch.Tensor]] = {}
     for slot, value in values.items():
         name, _, key = slot.rpartition(".")
@@ -183,7 +183,7 @@ def to_host(
 def problem(
     optimizer: torch.optim.Optimizer, rule: UpdateRule, names: Mapping[int, str]
 ) -> str | None:
-    """Return why a program cannot continue from an optimizer's state on the host; else None.
+    """Explain why a program cannot continue from an optimizer's state on the host; else None.
 
     Args:
         optimizer: with or without state.
@@ -221,7 +221,7 @@ def _parameters(
 def _states(
     optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]
 ) -> Iterator[tuple[str, torch.Tensor, dict[str, Any]]]:
-    """Yield name, parameter and state of everything that has some."""
+    """Yield slot-name prefix, parameter and state of every parameter with optimizer state."""
     for optimizer in optimizers:
         for name, param in _parameters(optimizer, names):
             state = optimizer.state.get(param)

@@ -1,4 +1,4 @@
-"""Reduction of the gradients of micro-batches and replicas to one.
+"""Reduction of the gradients of micro-batches and replicas: sum or mean.
 
     sum             acc += g                                   applied: acc
     mean, post      acc += g                                   applied: acc / N
@@ -23,12 +23,12 @@ COUNTED = "micro_batches"
 
 
 def runs_as_mean(config: StepConfig) -> bool:
-    """Return whether accumulators hold the mean so far, which takes a counter."""
+    """Return whether accumulators hold a running mean, which takes a counter."""
     return _mean_by(config, MeanStrategy.RUNNING) and config.micro_batches_per_update > 1
 
 
 def loss_divisor(config: StepConfig) -> int:
-    """Return what the loss is divided by before backward."""
+    """Return the divisor of the loss before backward."""
     by_loss = _mean_by(config, MeanStrategy.POST_AND_LOSS)
     return config.replicas * config.processes if by_loss else 1
 
@@ -76,7 +76,7 @@ def accumulate_share(
 
 
 def reduced(total: torch.Tensor, config: StepConfig) -> torch.Tensor:
-    """Return the gradient to apply, in the accumulator's type; never the accumulator itself."""
+    """Return the reduced gradient of an accumulator, in its dtype, as a new tensor."""
     divisor = 1
     if config.reduction is Reduction.MEAN and not runs_as_mean(config):
         divisor = config.micro_batches_per_update // loss_divisor(config)
@@ -129,5 +129,5 @@ def write_stochastic(target: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def writer(*, stochastic: bool) -> Write:
-    """Return how an update writes its results."""
+    """Return the function that writes updated tensors, rounding to nearest or at random."""
     return write_stochastic if stochastic else write_nearest

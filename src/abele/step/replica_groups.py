@@ -1,4 +1,4 @@
-"""Groups of replicas, and parameters that differ from group to group.
+"""Groups of replicas, and parameters with one value per group.
 
 A per-replica parameter has one value per group. Outside the session it is one tensor with a
 leading dimension for groups. Inside, each group's value is a separate tensor, called ``weight[0]``,
@@ -22,7 +22,7 @@ ACCUMULATOR = "accumulator."  # what stands before a parameter's name in its acc
 
 
 class GroupType(enum.StrEnum):
-    """Membership of replicas in ``c`` groups of ``k`` replicas."""
+    """Assignment of replicas to ``c`` groups of ``k`` replicas."""
 
     CONSECUTIVE = "consecutive"  # {0 .. k-1}, {k .. 2k-1}, ...
     ORTHOGONAL = "orthogonal"  # {0, c, 2c ..}, {1, c+1, ..}, ...
@@ -58,7 +58,7 @@ class Grouping:
         return self.replicas // self.size
 
     def group_of(self, replica: int) -> int:
-        """Return the group of a replica."""
+        """Return the group index of a replica."""
         if self.type is GroupType.ORTHOGONAL:
             return replica % self.count
         return replica // self.size
@@ -73,12 +73,12 @@ Groupings = Mapping[str, Grouping]
 
 
 def name_in(name: str, group: int) -> str:
-    """Return what a group's own tensor is called."""
+    """Return the name of a replica group's own tensor of a parameter, such as ``weight[0]``."""
     return f"{name}[{group}]"
 
 
 def names_in(names: Sequence[str], groups: Groupings) -> list[str]:
-    """Return names with each per-replica parameter's replaced by one per group."""
+    """Return parameter names, with one name per group for each per-replica parameter."""
     stored_names: list[str] = []
     for name in names:
         grouping = groups.get(name)
@@ -88,7 +88,7 @@ def names_in(names: Sequence[str], groups: Groupings) -> list[str]:
 
 
 def split(values: Mapping[str, torch.Tensor], groups: Groupings) -> dict[str, torch.Tensor]:
-    """Return parameters by name -> one tensor per group for those that have groups.
+    """Split parameters with replica groups into one tensor per group.
 
     Args:
         values: shape ``[groups, ...]``, or ``[replicas, ...]`` of which each group's first replica
@@ -115,7 +115,7 @@ def _parts(
 
 
 def joined_params(stored: Mapping[str, torch.Tensor], groups: Groupings) -> dict[str, torch.Tensor]:
-    """Return the inverse of ``split``, with ``[groups, ...]`` for parameters in ``groups``."""
+    """Stack the tensors of parameter groups again: the inverse of ``split``."""
     owners = {part: name for name in groups for part in names_in([name], groups)}
     params: dict[str, torch.Tensor] = {}
     for part, value in stored.items():
@@ -126,7 +126,7 @@ def joined_params(stored: Mapping[str, torch.Tensor], groups: Groupings) -> dict
 
 
 def split_state(state: Mapping[str, torch.Tensor], groups: Groupings) -> dict[str, torch.Tensor]:
-    """Split optimizer state by slot name; a count of steps is the same in each group."""
+    """Split optimizer state by replica group; step counts are the same in each group."""
     if not groups:
         return dict(state)
     slots: dict[str, torch.Tensor] = {}
@@ -143,14 +143,14 @@ def split_state(state: Mapping[str, torch.Tensor], groups: Groupings) -> dict[st
 def joined(
     stored: Mapping[str, torch.Tensor], name: str, grouping: Grouping, *, per_replica: bool = False
 ) -> torch.Tensor:
-    """Return the tensors of one parameter's groups as ``[groups, ...]`` or ``[replicas, ...]``."""
+    """Stack a parameter's tensors of all groups as ``[groups, ...]`` or ``[replicas, ...]``."""
     members = range(grouping.replicas if per_replica else grouping.count)
     chosen = [grouping.group_of(index) if per_replica else index for index in members]
     return torch.stack([stored[name_in(name, group)] for group in chosen])
 
 
 def joined_state(stored: Mapping[str, torch.Tensor], groups: Groupings) -> dict[str, torch.Tensor]:
-    """Return the inverse of ``split_state``: one tensor ``[groups, ...]`` per slot name."""
+    """Stack optimizer state of replica groups: the inverse of ``split_state``."""
     grouped: set[str] = set()
     slots: dict[str, torch.Tensor] = {}
     for name in groups:
@@ -169,13 +169,13 @@ def stored_names(slot: Slot, groups: Groupings) -> list[str]:
 
 
 def replica_name(slot: Slot, groups: Groupings, replica: int) -> str:
-    """Return the name of the tensor that one replica's program takes for a slot."""
+    """Return the name of the state tensor that one replica's program reads for a slot."""
     grouping = groups.get(_taken_apart(slot)[1])
     return slot.name if grouping is None else stored_names(slot, groups)[grouping.group_of(replica)]
 
 
 def _taken_apart(slot: Slot) -> tuple[str, str, str]:
-    """Return the parameter that a slot belongs to, and what stands before and after its name."""
+    """Split a slot's name at its parameter's name: parameter, prefix and suffix."""
     if slot.role is Role.ACCUMULATOR:
         return ACCUMULATOR, slot.name.removeprefix(ACCUMULATOR), ""
     if slot.role is Role.OPTIMIZER_STATE:

@@ -1,4 +1,4 @@
-"""Optimizers as tensor operations, so that an update can be part of a program.
+"""Update rules of optimizers as tensor operations.
 
 Sorted in order of increasing complexity. Hyper-parameters are Python floats (constants of the
 program) or 0-d float64 tensors (slots that may change between calls); each rule computes the same
@@ -34,7 +34,7 @@ SCALARS = frozenset({"step", "mu_product", "eta", "mu"})
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """The update of one parameter and its state.
+    """The update rule of an optimizer, for one parameter and its state.
 
     Attributes:
         state: returns what each tensor of the state is filled with at first.
@@ -45,7 +45,7 @@ class Rule:
     update: Callable[[torch.Tensor, torch.Tensor, State, Hyper], None]
 
     def initial(self, param: torch.Tensor, values: Values) -> dict[str, torch.Tensor]:
-        """Return fresh state of one parameter."""
+        """Return fresh optimizer state of one parameter."""
         return {key: _filled(param, key, value) for key, value in self.state(values).items()}
 
 
@@ -60,7 +60,7 @@ def _filled(param: torch.Tensor, key: str, value: float) -> torch.Tensor:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Group:
-    """Parameters that share hyper-parameters.
+    """A parameter group: parameters that share hyper-parameters.
 
     Attributes:
         params: names of the parameters, as in ``named_parameters``.
@@ -75,7 +75,7 @@ class Group:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UpdateRule:
-    """An optimizer as a program needs it.
+    """An optimizer as data: update rule, parameter groups, loss scale and clipping.
 
     Attributes:
         kind: a key of ``RULES``.
@@ -100,7 +100,7 @@ class UpdateRule:
     )
 
     def hyper(self) -> dict[str, float]:
-        """Return names and present values of everything that may change between calls."""
+        """Return the names and current values of variable hyper-parameters and the loss scale."""
         values = {
             f"group{index}.{name}": float(group.values[name])
             for index, group in enumerate(self.groups)
@@ -154,7 +154,7 @@ def filled_where(mask: torch.Tensor, value: torch.Tensor, number: Number) -> tor
 
 
 def decayed(param: torch.Tensor, grad: torch.Tensor, h: Hyper) -> torch.Tensor:
-    """Add the gradient of weight decay, or decay ``param`` if ``decoupled``."""
+    """Add weight decay to the gradient, or decay ``param`` if ``decoupled``."""
     decay = h["weight_decay"]
     if is_zero(decay):
         return grad
@@ -177,12 +177,12 @@ def quotient(value: Number, divisor: Number) -> Number:
 
 
 def sqrt(value: Number) -> Number:
-    """Return the square root."""
+    """Return the square root of a number or 0-d tensor."""
     return value.sqrt() if isinstance(value, torch.Tensor) else math.sqrt(value)
 
 
 def counted(state: State) -> torch.Tensor:
-    """Count this update in the state; its number, from 1, as 0-d float64."""
+    """Increment the step count in optimizer state; return it as 0-d float64, from 1."""
     state["step"].copy_(state["step"] + 1)
     return state["step"].double()  # torch's objects on the host count in float32
 
@@ -191,7 +191,7 @@ _MOMENTS = {"step": 0.0, "exp_avg": 0.0, "exp_avg_sq": 0.0}
 
 
 def moments(grad: torch.Tensor, state: State, h: Hyper) -> torch.Tensor:
-    """Add a gradient to the means of gradients and of their squares; the update's number."""
+    """Update the first and second moments by a gradient; return the step count."""
     first, second = state["exp_avg"], state["exp_avg_sq"]
     first.copy_(lerp(first, grad, 1 - h["beta1"]))
     second.copy_(mean_of_squares(second, grad, h["beta2"]))
@@ -470,7 +470,7 @@ def _update(
     numbers: Mapping[str, Number],
     write: Write,
 ) -> None:
-    """Apply ``update`` in float32 at least; half tensors are rounded once, at the end."""
+    """Apply an optimizer's update in float32 or wider; round half tensors once, at the end."""
     wide = {name: _widened(value) for name, value in state.items()}
     wide |= {name: _row(value) for name, value in wide.items() if name not in SCALARS}
     wide_param = _row(_widened(param))
@@ -484,7 +484,7 @@ def _update(
 
 
 def _row(value: torch.Tensor) -> torch.Tensor:
-    """Return a tensor without dimensions as a copy with one, of one element.
+    """Return a 0-d tensor as a copy of shape ``[1]``.
 
     A hyper-parameter is a 0-d float64 tensor. By torch's type promotion it would turn a 0-d
     parameter into float64, but not one with dimensions.
@@ -503,7 +503,7 @@ _COPIES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
 
 
 class Repeats:
-    """The nodes traced so far, by key and layouts of the tensors."""
+    """A cache of traced nodes by key and tensor layouts, for equal updates of parameters."""
 
     def __init__(self):
         self._traced: dict[Hashable, _Pattern] = {}
@@ -511,7 +511,7 @@ class Repeats:
     def run(
         self, key: Hashable, function: Callable[[], None], tensors: Sequence[torch.Tensor]
     ) -> None:
-        """Call ``function``, or copy what an earlier call with the same key has traced.
+        """Call a traced function, or copy the nodes of an earlier call with the same key.
 
         Args:
             key: of everything but ``tensors`` that decides what ``function`` does.
@@ -543,7 +543,7 @@ class Repeats:
 
 @dataclasses.dataclass(frozen=True)
 class _Pattern:
-    """Nodes that were traced for some tensors.
+    """The traced nodes of one update, which can be copied for other tensors.
 
     Attributes:
         tensors: the nodes of the tensors.
@@ -556,7 +556,7 @@ class _Pattern:
     layout: _Layout | None
 
     def copy(self, tensors: Nodes, layout: _Layout | None) -> None:
-        """Add the nodes once more, for other tensors."""
+        """Add copies of the traced nodes for other tensors."""
         # The tensors keep their nodes: reading one after the copied writes reads what was written.
         copies = dict(zip(self.tensors, tensors, strict=True))
         values: dict[torch.dtype, torch.Tensor] = {}
@@ -568,7 +568,7 @@ class _Pattern:
 
 
 def _plain_layout(tensors: Sequence[torch.Tensor]) -> _Layout | None:
-    """Return the shape and strides that all tensors but single numbers share, if they are plain.
+    """Return the common shape and contiguous strides of tensors, scalars excepted, or None.
 
     Plain means contiguous, also in the strides of dimensions of size one.
     """
@@ -582,7 +582,7 @@ def _plain_layout(tensors: Sequence[torch.Tensor]) -> _Layout | None:
 
 
 def _is_of_elements(node: torch.fx.Node, layout: _Layout) -> bool:
-    """Return whether a node does the same to tensors of any plain layout."""
+    """Return whether a node is elementwise, so that it can be copied for any layout."""
     value = node.meta.get("val")
     if node.target not in _COPIES and not has_tag(node, torch.Tag.pointwise):
         return False
@@ -592,7 +592,7 @@ def _is_of_elements(node: torch.fx.Node, layout: _Layout) -> bool:
 
 
 def _lay_out(node: torch.fx.Node, layout: _Layout, values: dict[torch.dtype, torch.Tensor]) -> None:
-    """Give a copied node's value another layout; ``values`` keeps one tensor of each type."""
+    """Set another layout on a copied node's value; ``values`` caches one tensor per dtype."""
     shape, stride = layout
     before = node.meta["val"]
     if before.dtype not in values:

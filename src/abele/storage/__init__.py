@@ -1,1 +1,1 @@
-"""Files: written whole or not at all, checked when read, never unpickled."""
+"""Files: written atomically, checked when read, never unpickled."""

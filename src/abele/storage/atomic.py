@@ -1,4 +1,4 @@
-"""Files that appear complete or not at all, also when the power goes."""
+"""Atomic writes of files, also on power failure."""
 
 import contextlib
 import errno
@@ -16,7 +16,7 @@ PARTIAL = ".part"
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Generator[BinaryIO]:
-    """Yield a file to write to; when the block ends well it becomes ``path``, at once.
+    """Yield a temporary file that replaces ``path`` atomically when the block ends.
 
     Args:
         path: what to make or to replace; its folder is made if it is not there, and what killed
@@ -41,7 +41,7 @@ def replacing(path: Path) -> Generator[BinaryIO]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text, at once or not at all; lone surrogates become escapes.
+    """Write a UTF-8 text file atomically; lone surrogates become escapes.
 
     Raises:
         OSError: as for ``replacing``.
@@ -51,12 +51,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def is_full(error: OSError) -> bool:
-    """Return whether a file could not be written because there is no room."""
+    """Return whether a write failed because the disk is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _settle(folder: Path) -> None:
-    """Flush the folder: until then the new name may be lost with the power."""
+    """Flush a folder to disk, as a power failure might lose a file's new name."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

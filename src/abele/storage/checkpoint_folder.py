@@ -1,4 +1,4 @@
-"""Checkpoints of a run in a folder: files that are whole or absent, of which the last ones stay.
+"""Checkpoints of a run in a folder: atomically written files, of which the newest stay.
 
 Only wrong bytes are damage. A file that cannot be read, or that is of another kind, is an error and
 stays where it is: it may be the only copy of a run.
@@ -20,7 +20,7 @@ _SET_ASIDE = ".damaged"
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint that was read: its file, the bytes, and the content on the host."""
+    """A loaded checkpoint: its file, the bytes, and the content on the host."""
 
     path: Path
     data: bytes
@@ -48,7 +48,7 @@ class CheckpointFolder:
         self._prefix, self._require = prefix, require
 
     def entries(self) -> list[tuple[int, Path]]:
-        """Return steps and files, newest first.
+        """Return steps and files of all checkpoints, newest first.
 
         Raises:
             SerializationError: the folder cannot be read.
@@ -58,7 +58,7 @@ class CheckpointFolder:
         return sorted(((int(m[1]), self.folder / name) for m, name in matches if m), reverse=True)
 
     def latest(self) -> Path | None:
-        """Return the newest file, whole or not; None if the run has never written one.
+        """Return the newest checkpoint file, intact or not; None before the first.
 
         Raises:
             SerializationError: the folder cannot be read, or all that it has is set aside.
@@ -104,7 +104,7 @@ class CheckpointFolder:
     def newest_whole(
         self, paths: Iterable[Path]
     ) -> tuple[Checkpoint | None, list[tuple[Path, str]]]:
-        """Return the first checkpoint that is whole, and the damaged ones before it with reasons.
+        """Return the newest intact checkpoint, and the newer damaged files with reasons.
 
         Raises:
             SerializationError: a file cannot be read, or is of another kind.
@@ -118,7 +118,7 @@ class CheckpointFolder:
         return None, damaged
 
     def set_aside(self, paths: Iterable[Path]) -> None:
-        """Rename damaged files, so that they no longer count; for a run that goes on without them.
+        """Rename damaged checkpoint files, so that the run goes on without them.
 
         Raises:
             SerializationError: one cannot be renamed.
@@ -133,7 +133,7 @@ class CheckpointFolder:
                 ) from error
 
     def write(self, step: int, content: Mapping[str, Any]) -> Path:
-        """Write a checkpoint and then delete the oldest ones.
+        """Write a checkpoint and then delete the oldest checkpoints.
 
         Args:
             step: steps made so far.
@@ -158,7 +158,7 @@ class CheckpointFolder:
         return path
 
     def _note(self, entries: Sequence[tuple[int, Path]]) -> None:
-        """Take note of the files that stay; for folders that have an index."""
+        """Record the remaining checkpoint files, in folders that have an index."""
 
     def _names(self) -> list[str]:
         # Not Path.is_dir, which newer versions of Python answer with False if it cannot be known.

@@ -1,4 +1,4 @@
-"""A file that carries a model: a plain zip of named members, checked when read.
+"""Container files of models: an uncompressed zip of named members with checksums.
 
 ``manifest.json`` holds the kind of file, the writer's description, and the size and
 SHA-256 of every other member. Tensors are their raw bytes in row-major order, beside their strides
@@ -30,7 +30,7 @@ _MANIFEST = "manifest.json"
 
 
 def write(path: Path, kind: str, content: Mapping[str, Any], members: Mapping[str, Any]) -> None:
-    """Write a container at once or not at all.
+    """Write a container file atomically.
 
     Args:
         path: the file; folders are made, an older file is replaced.
@@ -85,13 +85,13 @@ def _tensor_data(value: Any) -> dict[str, Any]:
 
 
 def _fits(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether a tensor of these strides needs no more memory than its elements have."""
+    """Return whether a tensor with some strides needs no more memory than its elements."""
     extent = 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
     return min(strides, default=0) >= 0 and (0 in shape or extent <= math.prod(shape))
 
 
 def _laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    """Return a copy with other strides; 0 repeats one element.
+    """Copy a tensor to other strides; stride 0 repeats one element.
 
     Raises:
         ValueError: they need more memory than the tensor's elements.
@@ -106,7 +106,7 @@ def _laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
 
 
 class Container:
-    """A container that was opened, a context manager; every member is checked when it is read.
+    """An opened container file, a context manager; members are verified when read.
 
     Args:
         path: the file.
@@ -146,11 +146,11 @@ class Container:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The members, in the order in which they were written."""
+        """The member names, in the order in which they were written."""
         return tuple(self._members)
 
     def read(self, name: str) -> bytes:
-        """Return the bytes of a member.
+        """Return the verified bytes of a container member.
 
         Raises:
             CorruptExecutable: it is missing or altered.
@@ -164,7 +164,7 @@ class Container:
         return data
 
     def text(self, name: str) -> str:
-        """Return a member that is text.
+        """Return a container member as text.
 
         Raises:
             CorruptExecutable: it is missing, altered or no text.
@@ -176,7 +176,7 @@ class Container:
             raise self._corrupt(error) from error
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return a member that is a tensor, on the host.
+        """Return a container member as a tensor on the host.
 
         Raises:
             CorruptExecutable: it is missing, altered or of another size than it says.
@@ -224,7 +224,7 @@ def _check_kind(manifest: Mapping[str, Any], kind: str) -> None:
 
 
 def _check_names(names: Sequence[str], listed: Mapping[str, Any]) -> None:
-    """Check that the zip holds the manifest's members, each once; none is unpacked to disk."""
+    """Check that the zip holds exactly the manifest's members, each once."""
     if sorted(names) != sorted([_MANIFEST, *listed]):
         different = sorted(set(names) ^ {_MANIFEST, *listed}) or "some of them twice"
         raise ValueError(f"its members are not those its manifest lists: {different}")

@@ -1,4 +1,4 @@
-"""Opening files safely in folders where other users may put pipes, devices or folders."""
+"""Safe opening and locking of files in folders that other users may write to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LONGEST = 255  # bytes of a name; Linux's file systems take no more
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file to read; a pipe or a device under its name would keep the reader waiting.
+    """Open a regular file to read; refuse pipes and devices, which would block the reader.
 
     Raises:
         OSError: there is no such file, it may not be read, or it is no ordinary file.
@@ -30,7 +30,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def make_private(path: Path, mode: int = 0o700) -> None:
-    """Make a folder that belongs to this user, or check that the existing one does.
+    """Create a folder that belongs to this user, or check that the existing one does.
 
     Another user may have made a folder of that name among the temporary files.
 
@@ -68,7 +68,7 @@ _PAUSE_S = 0.01
 
 @contextlib.contextmanager
 def folder_lock(folder: Path, waits_s: float = WAITS_S) -> Generator[bool]:
-    """Hold a folder; others that want it meanwhile wait.
+    """Lock a folder in a ``with`` block; other processes wait.
 
     A process that ends lets go. Where a file system knows no locks, or one that holds it has been
     stopped, nobody waits for ever.
@@ -93,7 +93,7 @@ def folder_lock(folder: Path, waits_s: float = WAITS_S) -> Generator[bool]:
 
 @contextlib.contextmanager
 def exclusive_file(file: Path) -> Generator[None]:
-    """Hold a file that no other process holds.
+    """Lock a file in a ``with`` block, or raise if another process holds the lock.
 
     A process that ends lets go. Processes that it has forked never hold the file, so those that
     outlive it keep nobody away. Where a file system knows no locks, nobody is kept away either.

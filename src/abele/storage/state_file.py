@@ -1,4 +1,4 @@
-"""Files of plain state: torch's own format, whole or absent, read without unpickling code.
+"""State files: torch's format with a SHA-256, atomically written, read without unpickling.
 
 ``torch.load(path, weights_only=True)`` reads them without this package. torch's format is a zip
 whose checksums torch ignores, so the comment at the end of the zip holds a SHA-256 of all bytes
@@ -32,11 +32,11 @@ _NO_COMMENT = b"\0\0"  # its length, the last field of a zip; the digest is of a
 
 
 class DamagedFileError(ValueError):
-    """Bytes of a file are missing, or are not those that were written."""
+    """Bytes of a state file are missing or altered."""
 
 
 class _Hashing:
-    """A file that is written through a SHA-256."""
+    """A file that computes the SHA-256 of the bytes written to it."""
 
     def __init__(self, file: IO[bytes]):
         self._file, self.digest = file, hashlib.sha256()
@@ -58,7 +58,7 @@ def _save(content: Mapping[str, Any], file: IO[bytes]) -> None:
 
 
 def write(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a file at once or not at all.
+    """Write a state file atomically.
 
     Args:
         path: the file; folders are made, an older file is replaced.
@@ -75,14 +75,14 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def to_bytes(content: Mapping[str, Any]) -> bytes:
-    """Return the bytes of such a file."""
+    """Serialize plain state as the bytes of a state file."""
     stream = io.BytesIO()
     _save(content, stream)
     return stream.getvalue()
 
 
 def from_bytes(data: bytes) -> Any:
-    """Return what ``to_bytes`` or a file's bytes hold, on the host.
+    """Deserialize the bytes of a state file, to tensors on the host.
 
     Raises:
         DamagedFileError: bytes are missing or wrong.
@@ -101,7 +101,7 @@ def from_bytes(data: bytes) -> Any:
 
 
 def read(path: Path) -> Any:
-    """Return what a file holds, on the host.
+    """Load the content of a state file, on the host.
 
     Raises:
         OSError: it cannot be read.
@@ -114,7 +114,7 @@ def read(path: Path) -> Any:
 
 
 def _check(data: bytes) -> None:
-    """Compare a file's bytes with the digest at its end, if it has one."""
+    """Compare a state file's bytes with the digest at its end, if it has one."""
     comment = data[-_COMMENT_BYTES:]
     if not comment.startswith(_MARK):
         if not zipfile.is_zipfile(io.BytesIO(data)):
@@ -131,7 +131,7 @@ def _first_line(error: Exception) -> str:
 
 
 def plain(value: Any, name: str = "state") -> Any:
-    """Return a value made of what such a file can hold; numpy's numbers become Python's.
+    """Convert a value to the types of a state file; numpy's numbers become Python's.
 
     Args:
         value: tensors, numbers, strings, None and torch's dtypes and devices, in dictionaries,

@@ -25,7 +25,7 @@ ABANDONED_S = 7 * 24 * 3600.0
 
 @contextlib.contextmanager
 def folder(parent: str | os.PathLike[str] | None = None) -> Generator[str]:
-    """Make a temporary folder and delete it at the end.
+    """Create a temporary folder for a ``with`` block.
 
     Args:
         parent: where to make it; default: that of the system.
@@ -47,7 +47,7 @@ def prefix() -> str:
 
 
 def sweep(parent: str | os.PathLike[str] | None = None) -> None:
-    """Delete this user's temporary files whose process is gone; never fails."""
+    """Delete this user's temporary files of ended processes; never fails."""
     with contextlib.suppress(OSError), os.scandir(parent or tempfile.gettempdir()) as entries:
         for entry in entries:
             match = _PATTERN.fullmatch(entry.name)
@@ -81,7 +81,7 @@ def started(process: int | str = "self") -> int | None:
 
 
 def runs(process: int, since: int) -> bool:
-    """Return whether a process of this machine still runs, and is the one that started then."""
+    """Return whether a process of this machine still runs, identified by PID and start time."""
     start = started(process)
     if start is not None:
         return since in (0, start)
@@ -98,7 +98,7 @@ def runs(process: int, since: int) -> bool:
 
 
 def boot() -> str | None:
-    """Return the identifier of this boot of the machine; None where there is none."""
+    """Return the identifier of this boot of the machine, or None if it has none."""
     try:
         return (_PROC / "sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
@@ -115,6 +115,6 @@ def namespace() -> str | None:
 
 @functools.cache
 def this_machine() -> str:
-    """Return what tells this machine, its boot and its view of processes from others."""
+    """Return an identifier of this machine, its boot and its PID namespace."""
     text = f"{boot()} {namespace()} {os.uname().nodename}"
     return hashlib.sha256(text.encode()).hexdigest()[:8]

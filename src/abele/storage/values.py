@@ -1,4 +1,4 @@
-"""Values as JSON and back: what arguments of operations, options and results are made of.
+"""Lossless JSON encoding of values: arguments of operations, options and results.
 
 Plain values stay as they are; anything that JSON cannot express becomes an object with one key, its
 tag. Reading creates only values of the kinds listed here: no class, function or module is looked up
@@ -28,7 +28,7 @@ _NAMED = {
 
 
 def bits(value: Any) -> Hashable:
-    """Return a key that two Python values have in common only if they are equal bit for bit.
+    """Return a hashable key of a value; equal keys mean bitwise equal values.
 
     Operators tell 0.0 from -0.0 and 1 from True, which are equal in Python. NaN equals itself.
 
@@ -51,7 +51,7 @@ def bits(value: Any) -> Hashable:
 
 
 def encode(value: Any, other: Callable[[Any], Any] | None = None) -> Any:
-    """Return ``value`` in a form that ``json.dumps`` writes without loss.
+    """Encode a value as JSON data without loss.
 
     Args:
         value: numbers, strings, None, torch's dtypes, devices, layouts and memory formats, slices,
@@ -82,7 +82,7 @@ def encode(value: Any, other: Callable[[Any], Any] | None = None) -> Any:
 
 
 def _special(value: float) -> str:
-    """Return an infinity or NaN as text: NaN with other bits than ``math.nan`` by its bits."""
+    """Format an infinity or NaN as text; a NaN with unusual bits by its bits."""
     return str(value) if bits(value) in _USUAL else struct.pack(">d", value).hex()
 
 
@@ -113,7 +113,7 @@ def _container(value: Any, other: Callable[[Any], Any] | None) -> Any:
 
 
 def decode(data: Any, others: Mapping[str, Callable[[Any], Any]] | None = None) -> Any:
-    """Return the value that ``encode`` wrote.
+    """Decode a value from the JSON data of ``encode``.
 
     Args:
         data: what ``json.loads`` returned.
@@ -163,7 +163,7 @@ def _named(tag: str, name: Any) -> Any:
 
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:
-    """Return the bytes of a dense tensor in row-major order; no copy where it lies so on the host.
+    """Return the bytes of a dense tensor in row-major order, without a copy if possible.
 
     Args:
         tensor: of any shape, dtype and device.

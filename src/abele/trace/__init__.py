@@ -1,1 +1,1 @@
-"""Tracing: a function of tensors becomes a graph that writes only at its end."""
+"""Tracing of tensor functions to graphs that write only at their end."""

@@ -1,4 +1,4 @@
-"""Loops and branches of a program, each traced once as one node with graphs inside.
+"""Tracing of loops and branches as single nodes with inner graphs.
 
 A body is traced where it stands, like any other code of forward, so that it may read parameters,
 constants and values of its surroundings. Its nodes then move from the program into a graph of their
@@ -26,7 +26,7 @@ Body = Callable[..., Sequence[torch.Tensor]]
 
 @dataclasses.dataclass
 class _Outlined:
-    """A body whose nodes have left the program.
+    """The body of a loop or branch, moved from the program to nodes of its own.
 
     Attributes:
         nodes: of the body, detached from the trace.
@@ -45,7 +45,7 @@ class _Outlined:
     root: torch.nn.Module
 
     def graph(self, read: Sequence[torch.fx.Node], *, counted: bool) -> torch.fx.GraphModule:
-        """Return the body as a function of its arguments and ``read``; its results alias neither.
+        """Return the body as a graph of its arguments and ``read`` without aliased results.
 
         Args:
             read: what else it is called with; at least what it reads.
@@ -202,7 +202,7 @@ def _node(tensor: torch.Tensor) -> torch.fx.Node:
 
 
 def _is_constant(node: torch.fx.Node, root: torch.nn.Module) -> bool:
-    """Return whether it names a tensor, not the graph of an inner loop or branch."""
+    """Return whether a ``get_attr`` node names a tensor, not an inner graph."""
     return node.op == "get_attr" and not isinstance(
         getattr(root, str(node.target), None), torch.nn.Module
     )

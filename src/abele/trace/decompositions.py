@@ -1,4 +1,4 @@
-"""Operators that cannot stay in a program as forward calls them, and values of constants.
+"""Replacements of operators that programs cannot contain, and values of constants.
 
 Each replacement gives the bits of the operator it stands for. A value that is computed from
 constants alone is known while forward is traced.
@@ -29,7 +29,7 @@ aten = torch.ops.aten
 
 
 def _index(x: torch.Tensor, indices: list[torch.Tensor | None]) -> Any:
-    """Index by the positions at which constant masks are true."""
+    """Index a tensor by the positions at which constant boolean masks are true."""
     places: list[torch.Tensor | None] = []
     for index in indices:
         if index is None or index.dtype not in (torch.bool, torch.uint8):
@@ -81,7 +81,7 @@ def _batch_norm(
 def _random_from(
     x: torch.Tensor, low: int, high: int | None, generator: torch.Generator | None = None
 ) -> Any:
-    """Trace another overload: this one's name is a keyword, so programs could not be read back."""
+    """Trace ``random_`` by another overload, as ``from`` is a keyword and cannot be read back."""
     if high is None or generator is not None:
         return NotImplemented
     numbers = torch.randint(low, high, x.shape, dtype=x.dtype, device=x.device)
@@ -95,7 +95,7 @@ def _cross_entropy_of_logits(
     pos_weight: torch.Tensor | None = None,
     reduction: int = 1,
 ) -> torch.Tensor:
-    """Keep the kernel: retracing would use exp and log, which differ in the last bits."""
+    """Keep the kernel of the logits' cross entropy: exp and log would differ in the last bits."""
     log_sigmoid = torch.nn.functional.logsigmoid(x)
     if pos_weight is not None:
         log_sigmoid = ((pos_weight - 1) * target + 1) * log_sigmoid
@@ -112,7 +112,7 @@ _ASSUMED: contextvars.ContextVar[list[torch.Tensor] | None] = contextvars.Contex
 
 @contextlib.contextmanager
 def assumed_false() -> Generator[list[torch.Tensor]]:
-    """Answer False to functions of torch that test a tensor or compare two, while open.
+    """Answer torch's tests of tensor values with False in a ``with`` block.
 
     Yields:
         The tensors that have to be false, for programs to check when they run.
@@ -155,7 +155,7 @@ PORTABLE_OPERATORS: dict[Any, Callable[..., Any]] = {
 
 
 def conjugate_numbers(graph: torch.fx.GraphModule) -> None:
-    """Trace the conjugate of a number, for an operator that takes tensors only.
+    """Fold the conjugate of a Python number, as its operator takes only tensors.
 
     Autograd conjugates the factor in ``x * 2j``, a tensor that the tracer writes as a number.
     """
@@ -235,7 +235,7 @@ def _dependencies(node: torch.fx.Node, graph: torch.fx.Graph) -> set[torch.fx.No
 def _constants(
     nodes: set[torch.fx.Node], root: torch.nn.Module
 ) -> dict[torch.fx.Node, torch.Tensor]:
-    """Return the constants among nodes; those that other nodes write into are copies."""
+    """Return the constants among some nodes; constants that other nodes write are copied."""
     named = {node: getattr(root, str(node.target)) for node in nodes if node.op == "get_attr"}
     changed = {base(target) for node in nodes for target in written(node)}
     memories: dict[torch.fx.Node, torch.UntypedStorage] = {}
@@ -257,7 +257,7 @@ def results(
     kwargs: Mapping[str, Any],
     value_of: Callable[[torch.Tensor], torch.Tensor | None],
 ) -> Any:
-    """Return what an operator returns if ``value_of`` knows each of its tensors, else None."""
+    """Return an operator's results if ``value_of`` knows the values of its tensors, else None."""
     missing = False
 
     def value(each: Any) -> Any:
@@ -279,12 +279,12 @@ def results(
 
 
 def _computes_the_same_now(node: torch.fx.Node) -> bool:
-    """Return whether it is a constant or an operation that draws no numbers."""
+    """Return whether a node is a constant or a deterministic operation."""
     of_graph = node.op == "get_attr" or is_getitem(node) or _is_of_torch(node)
     return of_graph and not has_tag(node, torch.Tag.nondeterministic_seeded)
 
 
 def _is_of_torch(node: torch.fx.Node) -> bool:
-    """Return whether an operator is torch's; host calls and prints may differ from run to run."""
+    """Return whether an operator is torch's; host calls and prints may vary between runs."""
     operator = called_operator(node)
     return operator is not None and operator.namespace == "aten"

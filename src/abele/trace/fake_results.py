@@ -1,4 +1,4 @@
-"""Results of operators on tensors without data.
+"""Layouts of operator results on fake tensors (tensors without data).
 
     batch_norm(x [8, 16, 4, 4])   ->   the layout of x, [16], [16]
 
@@ -43,11 +43,11 @@ _PLAIN = {
 
 
 class UnknownError(Exception):
-    """An argument or a result of a kind that no key expresses."""
+    """An argument or a result of a type that no cache key of operator calls expresses."""
 
 
 def layout_of(tensor: torch.Tensor) -> Hashable:
-    """Return the type and memory layout of a tensor, with or without data.
+    """Return the dtype and memory layout of a tensor, fake or real, as a cache key.
 
     Raises:
         UnknownError: it is complex, so that it may be conjugated lazily, or it is not dense.
@@ -64,7 +64,7 @@ def key_of_call(
     kwargs: Mapping[str, Any],
     of_tensor: OfTensor = layout_of,
 ) -> Hashable:
-    """Return a key of everything that an operator's results can depend on.
+    """Return a cache key of everything that an operator's results can depend on.
 
     Args:
         function: the operator.
@@ -100,7 +100,7 @@ _ORDERS = (torch.contiguous_format, torch.channels_last)
 def stated_results(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
 ) -> Any:
-    """Return an operator's results on tensors without data, of the mode that is open.
+    """Return an operator's fake results without running torch's decomposition.
 
     Args:
         function: the operator; writes to its arguments do not happen.
@@ -117,7 +117,7 @@ def stated_results(
 
 
 def _order(*tensors: torch.Tensor) -> torch.memory_format | None:
-    """Return the memory format that all tensors share; None if there is no single one.
+    """Return the memory format that all tensors share; None if they share no single format.
 
     With one channel or one pixel both orders are the same, and kernels differ in which they choose.
     """
@@ -140,7 +140,7 @@ def _has_order(tensor: torch.Tensor, order: torch.memory_format) -> bool:
 
 
 def _are_vectors(like: torch.Tensor, *tensors: torch.Tensor | None) -> bool:
-    """Return whether given vectors have an element per channel, and the type of the images."""
+    """Return whether optional vectors have one element per channel and the activations' dtype."""
     return all(
         each is None
         or (each.dtype, each.shape, each.stride()) == (like.dtype, like.shape[1:2], (1,))
@@ -213,12 +213,12 @@ def _contiguous(argument: int) -> Like:
 
 
 def _of_both(first: int, second: int) -> Like:
-    """Return a tensor laid out as elementwise kernels of two arguments do it."""
+    """Return a rule that lays out a result as binary elementwise kernels do."""
     return lambda *args: torch.mul(args[first], args[second])
 
 
 def _of_images(*args: Any) -> torch.Tensor:
-    """Return a tensor in channels-last order if the images are, else contiguous."""
+    """Return an empty fake tensor, channels-last if the activations are, else contiguous."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     chosen = formats.get(args[0].dim(), torch.contiguous_format)
     if not args[0].is_contiguous(memory_format=chosen):
@@ -244,7 +244,7 @@ _LIKE: dict[Callable[..., Any], tuple[Like, ...]] = {
 
 
 def actual(function: Callable[..., Any], args: Sequence[Any], result: Any) -> Any:
-    """Return the results of an operator on tensors without data, laid out as its kernel does it.
+    """Return an operator's fake results with the strides that its kernel gives them.
 
     Args:
         function: the operator.
@@ -264,7 +264,7 @@ def actual(function: Callable[..., Any], args: Sequence[Any], result: Any) -> An
 
 @contextlib.contextmanager
 def correcting() -> Generator[None]:
-    """While open, results in the current trace have the layout that kernels give them."""
+    """Correct the strides of results in the current trace, in a ``with`` block."""
     with _torch.Interception() as trace:
 
         def call(
@@ -282,7 +282,7 @@ def correcting() -> Generator[None]:
 def corrected(
     trace: _torch.Interception, function: OpOverload, args: Sequence[Any], result: Any
 ) -> Any:
-    """Return the same as ``actual`` for results that were just traced."""
+    """Return just-traced results with the strides that the operator's kernel gives them."""
     if function not in _LIKE:
         return result
     with _torch.without_torch_function_modes(), torch.no_grad():
@@ -321,7 +321,7 @@ class Results:
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Return an operator's results, perhaps from an earlier call with arguments laid out alike.
+        """Return an operator's fake results, cached by the arguments' layouts.
 
         Args:
             target: the operator; computes on tensors without data, and writes to none.

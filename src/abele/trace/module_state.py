@@ -1,4 +1,4 @@
-"""Parameters and buffers of a module by name, and calls of the module with other tensors."""
+"""Parameters and buffers of a module by name, and their substitution in calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from abele.program.aliasing import INSTEAD, other_kind
 
 @dataclasses.dataclass(frozen=True)
 class ModuleState:
-    """The tensors of a module: each once, under the first name that reaches it.
+    """The parameters and buffers of a module, each once, under its first name.
 
     Attributes:
         module: the module itself.
@@ -68,7 +68,7 @@ def _refuse_other_kinds(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def refuse_without_shapes(module: torch.nn.Module) -> None:
-    """Refuse lazy modules and modules that are not Python.
+    """Refuse TorchScript modules and lazy modules without shapes.
 
     Raises:
         CaptureError: a part is a TorchScript module or a lazy one that has not been called.
@@ -89,7 +89,7 @@ def refuse_without_shapes(module: torch.nn.Module) -> None:
 
 
 def _refuse_overlaps(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse two tensors in the same memory: on the device they would be two separate copies."""
+    """Refuse state tensors that overlap in memory, as the device would separate them."""
     seen: dict[int, str] = {}
     for name, value in tensors.items():
         address = plain(value).data_ptr()
@@ -129,7 +129,7 @@ def _named(module: torch.nn.Module, kind: str) -> Iterator[tuple[str, torch.Tens
 
 
 def named_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters, then buffers, each once and as it is, in the order of ``ModuleState``."""
+    """Yield parameters, then buffers, each once and unwrapped, in the order of ``ModuleState``."""
     yield from _named(module, "_parameters")
     yield from _named(module, "_buffers")
 
@@ -141,7 +141,7 @@ def substituted(
     buffers: Mapping[str, torch.Tensor],
     value_of: Callable[[torch.Tensor], torch.Tensor | None],
 ) -> Generator[None]:
-    """While open, the module computes with ``params`` and ``buffers`` instead of its own.
+    """Call the module with other parameters and buffers in a ``with`` block.
 
     Args:
         state: the module and its own tensors.
@@ -195,7 +195,7 @@ class _Allowed:
 
 
 def _check_kept(module: torch.nn.Module, kept: Mapping[int, Store], allowed: _Allowed) -> None:
-    """Refuse other tensors as parameters and buffers.
+    """Refuse parameters and buffers that forward replaced by other tensors.
 
     Args:
         module: after forward; it may have other children than before.
@@ -249,10 +249,10 @@ def in_place_of(
 
 
 def parameter_names(module: torch.nn.Module) -> dict[int, str]:
-    """Name of every parameter by the ``id`` of its object; tied ones have one name."""
+    """Return the name of every parameter by its ``id``; tied parameters have one name."""
     return {id(value): name for name, value in _named(module, "_parameters")}
 
 
 def tensor_ids(module: torch.nn.Module) -> frozenset[int]:
-    """Return the ``id`` of the object of every parameter and buffer."""
+    """Return the ``id`` of every parameter and buffer of a module."""
     return frozenset(id(v) for kind in ("_parameters", "_buffers") for _, v in _named(module, kind))

@@ -61,7 +61,7 @@ _DETACH = torch.ops.aten.detach.default
 
 @dataclasses.dataclass(frozen=True)
 class _Remembered:
-    """The nodes and results of one call of an operator.
+    """The cached nodes and results of one call of an operator.
 
     Attributes:
         nodes: copies of its nodes, in order.
@@ -76,7 +76,7 @@ class _Remembered:
 
 @dataclasses.dataclass(frozen=True)
 class _Made:
-    """A new tensor: its layout, its node, and the index of the argument whose memory it shares."""
+    """A new tensor in a cached result: layout, node, and the argument whose memory it shares."""
 
     like: _torch.FakeTensor
     node: torch.fx.Node
@@ -85,7 +85,7 @@ class _Made:
 
 @dataclasses.dataclass(frozen=True)
 class _Given:
-    """An argument that is returned, and its node from then on."""
+    """An argument that a cached operator call returns, and its node from then on."""
 
     index: int
     node: torch.fx.Node
@@ -95,7 +95,7 @@ class _Given:
 def remembering(
     mode: _torch.FakeTensorMode, state: Mapping[int, str] | None = None
 ) -> Generator[tuple[AssignedData, Callable[[], list[Left]]]]:
-    """While open, the current trace caches operators and records the user's lines on nodes.
+    """Cache operators in the current trace, and record source lines, in a ``with`` block.
 
     Args:
         mode: makes the tensors.
@@ -137,14 +137,14 @@ class _Memo:
     # -- the user's lines --------------------------------------------------------------
 
     def created(self, node: torch.fx.Node) -> None:
-        """Record the active calls of ``forward`` on a node that was just created."""
+        """Record the active ``forward`` calls (their source lines) on a node just created."""
         if node.op in ("call_function", "get_attr"):
             stack = self._stack()
             if stack:
                 node.meta["stack_trace"] = stack
 
     def _stack(self) -> str:
-        """Return the frames of all functions named ``forward``, outermost first."""
+        """Return the stack frames of all functions named ``forward``, outermost first."""
         frame = inspect.currentframe()
         frames: list[tuple[CodeType, int]] = []
         while frame is not None:
@@ -166,7 +166,7 @@ class _Memo:
     # -- operators ---------------------------------------------------------------------
 
     def call(self, function: OpOverload, args: Arguments, kwargs: Keywords, trace: Trace) -> Any:
-        """Return an operator's results, traced by ``trace`` or from memory."""
+        """Return an operator's results, from the cache or traced by ``trace``."""
         if function is _LIFT and not isinstance(args[0], _torch.FakeTensor):
             return self._plain.lifted(args[0])
         if function is _AS_STRIDED:
@@ -237,7 +237,7 @@ class _Memo:
         return None if node is None else computed(node, self._trace.tracer)
 
     def _as_constants(self, value: Any) -> Any:
-        """Return results computed from constants alone as values of the trace."""
+        """Replace results computed from constants alone by constants of the trace."""
         if is_sequence(value):
             return type(value)(map(self._as_constants, value))
         return self._plain.lifted(value) if isinstance(value, torch.Tensor) else value
@@ -248,7 +248,7 @@ class _Memo:
         tensors: list[_torch.FakeTensor],
         nodes: list[torch.fx.Node],
     ) -> Hashable:
-        """Return the cache key of an operator; collect its tensors and their nodes."""
+        """Return the cache key of an operator call; collect its tensors and their nodes."""
         if type(tensor) is not _torch.FakeTensor:
             raise UnknownError
         node = self._trace.node_of(tensor)
@@ -293,7 +293,7 @@ class _Memo:
     def _template(
         self, result: Any, tensors: list[_torch.FakeTensor], copies: Copies, new: set[int]
     ) -> Any:
-        """Return results as ``_Made`` and ``_Given``; ``new`` collects memory no argument has."""
+        """Return results as cache entries; ``new`` collects memory that no argument has."""
         if result is None:
             return None
         if is_sequence(result):
@@ -342,7 +342,7 @@ class _Memo:
 
 
 def _refuse_generator(function: OpOverload) -> None:
-    """Refuse an operator that draws from a generator of the user's.
+    """Refuse an operator that draws from the user's own random generator.
 
     A program cannot know whether forward seeds it in each call or goes on with it.
     """
@@ -356,7 +356,7 @@ def _refuse_generator(function: OpOverload) -> None:
 
 
 def _with_originals(value: Any, originals: dict[int, torch.Tensor]) -> Any:
-    """Return results with the user's own tensors where their stand-ins are returned."""
+    """Replace stand-ins in an operator's results by the user's own tensors."""
     if is_sequence(value):
         return type(value)(_with_originals(each, originals) for each in value)
     return originals.get(id(value), value)
@@ -378,7 +378,7 @@ SET = aten.set_
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """A tensor of the trace whose last value the program writes into a slot.
+    """A traced tensor whose last value the program writes to a slot.
 
     Attributes:
         name: of the slot, as users know it.
@@ -394,7 +394,7 @@ class Kept:
 
 
 class AssignedData(TorchFunctionMode):
-    """While open, tensors of the trace whose data is assigned stand for the new value.
+    """A mode for ``tensor.data = value``: traced tensors then represent the new value.
 
     Args:
         trace: the trace under way.
@@ -407,7 +407,7 @@ class AssignedData(TorchFunctionMode):
         self._lines: dict[int, str] = {}
 
     def keep(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Declare the tensors of the trace whose last value is written into their slots."""
+        """Declare the traced tensors whose last value is written to their slots."""
         for name, tensor in tensors:
             node = self._trace.node_of(tensor)
             assert node is not None, name
@@ -425,7 +425,7 @@ class AssignedData(TorchFunctionMode):
     def set(
         self, function: OpOverload, args: Any, detached: Callable[[torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
-        """Trace ``set_``.
+        """Trace ``set_``, the assignment of another tensor's memory.
 
         Args:
             function: the overload.
@@ -447,7 +447,7 @@ class AssignedData(TorchFunctionMode):
     def _assign(
         self, tensor: torch.Tensor, value: torch.Tensor, put: Callable[..., object]
     ) -> None:
-        """Let a tensor of the trace represent a value, whose memory ``put`` assigns."""
+        """Let a traced tensor represent a new value, whose memory ``put`` assigns."""
         line = user_line()
         node = self._trace.node_of(value)
         if not isinstance(tensor, _torch.FakeTensor) or self._trace.node_of(tensor) is None:

@@ -1,4 +1,4 @@
-"""Plain tensors in a trace: those that are neither a parameter, a buffer nor an input.
+"""Plain tensors in a trace: neither parameters, buffers nor inputs of the program.
 
     self.mask, a tensor of a closure   ->   a constant of the program, with a stand-in without data
 
@@ -36,7 +36,7 @@ _active: contextvars.ContextVar[PlainTensors | None] = contextvars.ContextVar(
 
 @dataclasses.dataclass
 class PlainMemory:
-    """The memory of one or several plain tensors.
+    """The memory of plain tensors that share it, as a constant of a trace.
 
     Attributes:
         node: the first constant in it.
@@ -51,7 +51,7 @@ class PlainMemory:
     written: bool = False
 
     def leave(self, value: torch.Tensor | None) -> None:
-        """Write the values that a traced forward computed into a tensor's memory, if known.
+        """Write the values that a traced forward computed to a plain tensor's memory, if known.
 
         The trace's history, which autograd wrote on the tensors, is taken from them.
         """
@@ -63,7 +63,7 @@ class PlainMemory:
 
 
 class PlainTensors:
-    """The plain tensors of one trace.
+    """The plain tensors of one trace and their stand-ins without data.
 
     Args:
         trace: the trace under way.
@@ -84,7 +84,7 @@ class PlainTensors:
 
     @contextlib.contextmanager
     def open(self) -> Generator[None]:
-        """While open, ``written_stand_in`` asks this object."""
+        """Have ``written_stand_in`` query these plain tensors in a ``with`` block."""
         token = _active.set(self)
         try:
             yield
@@ -92,7 +92,7 @@ class PlainTensors:
             _active.reset(token)
 
     def exchanged(self, value: Any, originals: dict[int, torch.Tensor]) -> Any:
-        """Return an argument with a stand-in for each plain tensor in it.
+        """Replace each plain tensor in an operator's argument by its stand-in.
 
         Args:
             value: an argument of an operator, or a structure of them.
@@ -109,7 +109,7 @@ class PlainTensors:
         return value
 
     def check_strided(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Refuse ``as_strided`` beyond what a trace has of a tensor's memory.
+        """Refuse ``as_strided`` beyond the elements of the traced tensor.
 
         A constant of a program has the tensor's own elements only, and a tensor without data does
         not notice.
@@ -129,7 +129,7 @@ class PlainTensors:
             _refuse_beyond(count, given["size"], given["stride"], offset)
 
     def stand_in(self, value: torch.Tensor) -> _torch.FakeTensor:
-        """Return a plain tensor's stand-in in the trace, the same for all tensors in its place."""
+        """Return a plain tensor's stand-in in the trace, the same for all tensors in its view."""
         with _torch.outside_the_trace(), _torch.without_torch_function_modes():
             kind = other_kind(value)
             if kind is not None:
@@ -148,7 +148,7 @@ class PlainTensors:
         return self._stand_ins[key]
 
     def lifted(self, value: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of the trace that starts as a copy of a tensor without other users."""
+        """Return a traced tensor that starts as a copy of a tensor without other users."""
         with _torch.outside_the_trace(), _torch.without_torch_function_modes():
             constant, fake = self._constant(value), _torch.laid_out_like(value, self._mode)
         constant.node.meta["val"] = fake
@@ -158,7 +158,7 @@ class PlainTensors:
         return _torch.track_tensor_tree(fake, copied, constant=None, tracer=self._trace.tracer)
 
     def note_writes(self, function: OpOverload, args: Any, kwargs: Mapping[str, Any]) -> None:
-        """Note which plain tensors an operator is about to change, and warn once for each."""
+        """Note which plain tensors an operator is about to write; warn once for each."""
         if not self._memories or not _torch.schema_of(function).is_mutable:
             return
         for index, argument in enumerate(_torch.schema_of(function).arguments):
@@ -169,7 +169,7 @@ class PlainTensors:
                 self._note_write(tensor)
 
     def refuse_new_shape(self, function: OpOverload, tensor: torch.Tensor) -> None:
-        """Refuse an operator that gives an input, state or a plain tensor another shape."""
+        """Refuse an operator that reshapes an input, state or a plain tensor in place."""
         node = self._trace.node_of(tensor)
         while node is not None and writes(node):
             node = node_argument(node, 0)
@@ -196,14 +196,14 @@ class PlainTensors:
         )
 
     def written_stand_in(self, value: torch.Tensor) -> _torch.FakeTensor | None:
-        """Return what stands for a plain tensor that forward has changed; None for any other."""
+        """Return the stand-in of a plain tensor that forward has written, or None."""
         with _torch.without_torch_function_modes():
             dense = not isinstance(value, _torch.FakeTensor) and other_kind(value) is None
             memory = self._memories.get(_torch.memory_of(value)) if dense else None
         return self.stand_in(value) if memory is not None and memory.written else None
 
     def written(self) -> list[PlainMemory]:
-        """Return the memory of plain tensors that forward has changed."""
+        """Return the memory of plain tensors that forward has written."""
         return [memory for memory in self._memories.values() if memory.written]
 
     def _new(self, storage: int, value: torch.Tensor) -> _torch.FakeTensor:
@@ -235,7 +235,7 @@ class PlainTensors:
 
 
 def _refuse_beyond(count: int, size: Sequence[int], stride: Sequence[int], offset: int) -> None:
-    """Refuse a view of more than ``count`` elements, which tensors without data do not notice."""
+    """Refuse a view of more than ``count`` elements, which fake tensors do not notice."""
     end = offset + 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     if 0 not in size and end > count:
         raise CaptureError(
@@ -246,6 +246,6 @@ def _refuse_beyond(count: int, size: Sequence[int], stride: Sequence[int], offse
 
 
 def written_stand_in(value: torch.Tensor) -> torch.Tensor | None:
-    """Return what stands for a plain tensor that the forward under way has changed; else None."""
+    """Return the stand-in of a plain tensor that the active forward has written, or None."""
     active = _active.get()
     return None if active is None else active.written_stand_in(value)

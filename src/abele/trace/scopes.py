@@ -1,4 +1,4 @@
-"""Scopes: the path of modules and other marks under which each node was traced.
+"""Scopes: module paths and other marks recorded on each traced node.
 
 While forward runs, scopes open and close and marks change. Every node traced since the last change
 gets the scopes and marks of that moment as ``node.meta["custom"]``: ``scope`` (names joined by
@@ -33,7 +33,7 @@ class _Recorder:
         self._last: torch.fx.Node | None = None
 
     def flush(self) -> None:
-        """Mark every node traced since the last call with the open scopes."""
+        """Set the open scopes and marks on every node traced since the last call."""
         entry = {"scope": "/".join(self.path), **self.marks}
         newest = None
         for node in reversed(_torch.traced_nodes()):
@@ -46,13 +46,13 @@ class _Recorder:
         self._last = newest
 
     def forget_erased(self) -> None:
-        """Continue after the newest remaining node once nodes were erased."""
+        """Resume recording after the newest remaining node, once nodes were erased."""
         self._last = next(reversed(_torch.traced_nodes()), None)
 
 
 @contextlib.contextmanager
 def recording(module_names: Mapping[torch.nn.Module, str] | None = None) -> Generator[None]:
-    """While open, scopes and marks reach the nodes that are traced.
+    """Record scopes and marks on traced nodes in a ``with`` block.
 
     Args:
         module_names: modules whose calls open a scope, with their path (``encoder.0``).
@@ -72,7 +72,7 @@ def _module_scopes(recorder: _Recorder, names: Mapping[torch.nn.Module, str]) ->
     outer: list[list[str]] = []
 
     def here() -> bool:
-        """Return whether this thread captures: the hooks are those of the whole process."""
+        """Return whether this thread captures, as module hooks are global to the process."""
         return _active.get() is recorder
 
     def enter(module: torch.nn.Module, args: Any) -> None:
@@ -98,7 +98,7 @@ def _module_scopes(recorder: _Recorder, names: Mapping[torch.nn.Module, str]) ->
 
 
 def push(name: str) -> None:
-    """Open a scope inside the present one."""
+    """Open a scope, such as a module path, inside the current one."""
     recorder = _active.get()
     if recorder is not None:
         recorder.flush()
@@ -106,7 +106,7 @@ def push(name: str) -> None:
 
 
 def pop() -> None:
-    """Close the innermost scope."""
+    """Close the innermost scope of traced nodes."""
     recorder = _active.get()
     if recorder is not None:
         recorder.flush()
@@ -143,7 +143,7 @@ def replaying() -> Generator[Callable[[Mapping[str, Any], str | None], None]]:
 
 @contextlib.contextmanager
 def nodes_to_be_moved() -> Generator[None]:
-    """While open, nodes are traced that will have left the graph when it closes."""
+    """Declare that nodes traced in a ``with`` block will leave the graph."""
     recorder = _active.get()
     if recorder is not None:
         recorder.flush()
@@ -157,12 +157,12 @@ def nodes_to_be_moved() -> Generator[None]:
 
 
 def are_moved() -> bool:
-    """Return whether nodes that are traced now leave the graph later."""
+    """Return whether nodes that are being traced leave the graph later."""
     return _moved.get()
 
 
 def mark(key: str, value: Any) -> Any:
-    """Set a mark for the nodes to come (None removes it) and return the one before."""
+    """Set a mark for nodes traced from now on (None removes it); return the previous value."""
     recorder = _active.get()
     if recorder is None:
         return None
@@ -174,6 +174,6 @@ def mark(key: str, value: Any) -> Any:
 
 
 def current(key: str) -> Any:
-    """Return the present value of a mark, or None."""
+    """Return the current value of a mark of traced nodes, or None."""
     recorder = _active.get()
     return None if recorder is None else recorder.marks.get(key)

@@ -89,15 +89,15 @@ class Lookup:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every name that has been given, parameters first."""
+        """Every name given to a tensor of the capture, parameters first."""
         return tuple(self._names)
 
     def start(self) -> None:
-        """Forget the gradients of the program before."""
+        """Drop the gradients of the previous program."""
         self._gradients = {}
 
     def note_gradients(self, gradients: Mapping[str, torch.Tensor]) -> None:
-        """Keep traced gradients by the names of their parameters."""
+        """Store traced gradients by the names of their parameters."""
         self._gradients = dict(gradients)
 
     @property
@@ -131,7 +131,7 @@ class Lookup:
         return tuple(chosen)
 
     def check(self) -> None:
-        """Refuse requested names that no program has.
+        """Refuse requested tensor names that no program has.
 
         Raises:
             CaptureError: naming them and the nearest names that exist.
@@ -155,7 +155,7 @@ def _named(
     outputs: Sequence[torch.fx.Node],
     gradients: Mapping[str, torch.fx.Node],
 ) -> Iterator[tuple[str, torch.fx.Node]]:
-    """Yield names and nodes, each name once."""
+    """Yield names and nodes of a graph's tensors, each name once."""
     used: set[str] = set()
     nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
     for name, node in (
@@ -195,7 +195,7 @@ def _of_slots(
 
 
 def state_name(slot: str, all_slots: Collection[str]) -> str:
-    """``Accl1___fc.weight`` for the slot ``fc.weight.exp_avg``.
+    """Return the user's name of an optimizer-state slot, such as ``Accl1___fc.weight``.
 
     Args:
         slot: name of an optimizer-state slot.

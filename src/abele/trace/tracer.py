@@ -1,4 +1,4 @@
-"""Tracing: a function of tensors with names and roles -> a program.
+"""Tracing of a function of named tensors to a program.
 
 The function may write to its tensors in place and return them; the program writes with final
 ``copy_`` only, and what it returns shares no memory with its inputs.
@@ -63,7 +63,7 @@ Result = TypeVar("Result")
 
 @dataclasses.dataclass(frozen=True)
 class Named:
-    """A tensor that becomes an input slot.
+    """A tensor with the name and role of the input slot that it becomes.
 
     Attributes:
         name: of the slot.
@@ -80,7 +80,7 @@ class Named:
 
 
 class Values:
-    """The traced tensors of one call, by role and name."""
+    """The traced input tensors of one call, by role and name."""
 
     def __init__(self, named: Sequence[Named], tensors: Sequence[torch.Tensor]):
         self._by_role: dict[Role, dict[str, torch.Tensor]] = {role: {} for role in Role}
@@ -99,7 +99,7 @@ def trace(
     mode: _torch.FakeTensorMode,
     lookup: Lookup,
 ) -> tuple[Program, Result]:
-    """Run ``body`` once, on tensors without data.
+    """Trace ``body`` once, on fake tensors, as a program.
 
     Args:
         name: of the program.
@@ -151,17 +151,17 @@ def trace(
 
 
 def _address(value: torch.Tensor) -> int:
-    """Return which memory a tensor lives in."""
+    """Return an identifier of the memory that a tensor uses."""
     return _torch.memory_of(value)
 
 
 def _known_as(item: Named) -> str:
-    """Return the user's name of a slot."""
+    """Return the user's name of a program's input slot."""
     return "an input" if item.role is Role.INPUT else item.name
 
 
 def fake_of(item: Named, mode: _torch.FakeTensorMode) -> torch.Tensor:
-    """Return a tensor without data that stands for a slot."""
+    """Create the fake tensor (without data) of an input slot."""
     value = item.value
     if value.layout is torch.strided and (item.role in _OURS or _is_whole(value)):
         # The general way looks into all that a tensor can be, and takes ten times as long.
@@ -170,7 +170,7 @@ def fake_of(item: Named, mode: _torch.FakeTensorMode) -> torch.Tensor:
 
 
 def _is_whole(value: torch.Tensor) -> bool:
-    """Return whether a tensor is exactly its storage, in order, and of no special type."""
+    """Return whether a plain tensor covers its storage exactly, in order."""
     size = value.numel() * value.element_size()
     whole = value.is_contiguous() and value.untyped_storage().nbytes() == size
     return whole and type(value) is torch.Tensor and not (value.is_complex() or value.is_quantized)
@@ -260,7 +260,7 @@ def pure(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> torch.fx
 
 
 def _turn_by_views(graph: torch.fx.Graph) -> None:
-    """Replace in-place changes of shape, such as ``transpose_``, of computed tensors by views.
+    """Replace in-place shape changes of computed tensors, such as ``transpose_``, by views.
 
     Recurrent layers of torch end with ``stack(states).transpose_(0, 1)``. Later nodes read the
     result, and memory stays as it is.
@@ -337,7 +337,7 @@ def _retraced(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> tor
 
 
 class _Interpreter(torch.fx.Interpreter):
-    """An interpreter that remembers the node that it runs."""
+    """An FX interpreter that remembers the current node."""
 
     def run_node(self, n: torch.fx.Node) -> Any:
         self.node = n
@@ -345,14 +345,14 @@ class _Interpreter(torch.fx.Interpreter):
 
 
 class _Memory:
-    """The latest value of each written tensor."""
+    """The latest value of each tensor that a graph writes."""
 
     def __init__(self):
         self.aliases = Aliases()  # remembered, because replaced writes no longer tell
         self._latest: dict[torch.fx.Node, torch.fx.Node] = {}
 
     def replace_writes(self, graph: torch.fx.Graph, values: dict[torch.fx.Node, Any]) -> None:
-        """Replace each write by the operation that computes the new value."""
+        """Replace each in-place write by the operation that computes the new value."""
         for node in graph.nodes:
             if any(self.aliases.base(each) in self._latest for each in node.all_input_nodes):
                 node.args = torch.fx.map_arg(node.args, self._now)
@@ -396,7 +396,7 @@ class _Memory:
 
 
 class _Pure:
-    """The fake results of nodes once no node writes.
+    """The fake results of nodes once all in-place writes are replaced.
 
     Without writes, a tensor has the layout of the operation that computes its value, not the one it
     had before, and so may the results that are computed from it.
@@ -413,7 +413,7 @@ class _Pure:
         self._last: dict[torch.fx.Node, tuple[int, torch.Tensor]] = {}
 
     def follow(self, node: torch.fx.Node) -> bool:
-        """Go on to the next node; return False if writes cannot be replaced.
+        """Compute the next node's fake result; return False if writes cannot be replaced.
 
         They cannot where a view of a tensor is read after a write through another view.
         """
@@ -441,7 +441,7 @@ class _Pure:
         return self._aliases.is_whole(node)
 
     def _is_stale(self, node: torch.fx.Node) -> bool:
-        """Return whether a value is a view whose tensor was written after the view was created."""
+        """Return whether a view was created before a write to its base tensor."""
         if self._aliases.is_whole(node):
             return False
         written_at, _ = self._last.get(self._aliases.base(node), (-1, None))
@@ -467,7 +467,7 @@ def _is_same_when_retraced(node: torch.fx.Node) -> bool:
 
 
 def _returns_first_argument(node: torch.fx.Node) -> bool:
-    """Return whether a node writes into its first argument only, and returns it."""
+    """Return whether a node writes only to its first argument, and returns it."""
     called = called_operator(node)
     if called is None or not writes(node):
         return False
@@ -480,7 +480,7 @@ def _returns_first_argument(node: torch.fx.Node) -> bool:
 
 @functools.cache
 def _value_of(target: OpOverload) -> OpOverload | None:
-    """Return the operator that computes the values that an in-place operator writes."""
+    """Return the out-of-place operator that computes what an in-place operator writes."""
     if target in _VALUES:
         return _VALUES[target]
     name, overload = _torch.operator_name(target).split(".")
@@ -496,7 +496,7 @@ def _value_of(target: OpOverload) -> OpOverload | None:
 
 
 def _computed(node: torch.fx.Node, value: Callable[[torch.fx.Node], Any], results: Results) -> Any:
-    """Return the result of a node, or of the operator in place of a write; None if unknown."""
+    """Return the fake result of a node or of its out-of-place operator; None if unknown."""
     if is_getitem(node):
         return value(node_argument(node, 0))[node.args[1]]
     called = called_operator(node)
@@ -529,7 +529,7 @@ def _layout(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Lifted:
-    """A constant that is an input for a while.
+    """A constant of a graph that temporarily is an input.
 
     Attributes:
         name: of its attribute.
@@ -543,7 +543,7 @@ class _Lifted:
 
 
 def _lift(graph: torch.fx.GraphModule) -> list[_Lifted]:
-    """Turn the constants of a graph into inputs, after all others."""
+    """Turn the constants of a graph into inputs, after all other inputs."""
     named = [node for node in graph.graph.nodes if node.op == "get_attr"]
     named = [node for node in named if isinstance(_value(graph, node), torch.Tensor)]
     memories: dict[torch.fx.Node, list[torch.fx.Node]] = {}
@@ -562,7 +562,7 @@ def _lift(graph: torch.fx.GraphModule) -> list[_Lifted]:
 
 
 def _lower(graph: torch.fx.GraphModule, lifted: Sequence[_Lifted]) -> None:
-    """Turn the last inputs of a graph into constants again, and drop writes into them."""
+    """Turn the lifted inputs of a graph back into constants, and drop writes to them."""
     inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
     for node, constant in zip(inputs[len(inputs) - len(lifted) :], lifted, strict=True):
         for user in list(node.users):

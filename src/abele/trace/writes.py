@@ -1,4 +1,4 @@
-"""Writes of operators into ``out`` arguments, and into elements that share memory.
+"""Rewriting of ``out`` arguments, and refusal of writes to elements that share memory.
 
 torch.mm(x, y, out=o)   ->   r = mm(x, y); o.copy_(r)
 """
@@ -23,7 +23,7 @@ Call = Callable[[OpOverload, Sequence[Any], dict[str, Any]], Any]
 
 
 def has_out(function: OpOverload) -> bool:
-    """Return whether an operator writes its results into arguments given for that."""
+    """Return whether an operator writes its results to ``out`` arguments."""
     schema = schema_of(function)
     return schema.is_mutable and any(each.is_out for each in schema.arguments)
 
@@ -104,7 +104,7 @@ _WRITES_EACH = {
 
 
 def refuse_shared(function: OpOverload, tensor: torch.Tensor) -> None:
-    """Refuse an operator that is about to write each element of an expanded tensor.
+    """Refuse an operator that writes to an expanded tensor, whose elements share memory.
 
     Raises:
         CaptureError: some elements share their memory.
@@ -117,7 +117,7 @@ def refuse_shared(function: OpOverload, tensor: torch.Tensor) -> None:
 
 
 def refusal(place: str) -> str:
-    """Return the message for a refused write.
+    """Return the error message for a write to elements that share memory.
 
     Args:
         place: the user's line, after a comma; empty if it is unknown.

@@ -1,1 +1,1 @@
-"""Forms of torch's functions that do not look at values, for forwards that are captured."""
+"""Replacements of torch functions that read values, for forwards that are captured."""

@@ -1,4 +1,4 @@
-"""Operators of ``torch_scatter``, ``torch_cluster`` and ``torch_spline_conv``, made of torch's own.
+"""Operators of ``torch_scatter``, ``torch_cluster`` and ``torch_spline_conv``, composed of torch's.
 
 The operators of these C++ libraries read the memory of their arguments, which tensors of a trace
 do not have. Results are those of the libraries, gradients too: of equal extremes the first has it.
@@ -22,7 +22,7 @@ _any_torch: Any = torch  # some of its functions have no types
 
 
 def _expanded(index: torch.Tensor, shape: torch.Size, dim: int) -> torch.Tensor:
-    """Return an index of the shape of the values that it groups along ``dim``."""
+    """Expand a scatter index to the shape of the values that it groups along ``dim``."""
     if index.dim() == 1:
         index = index.view([1] * dim + [-1])
     return index.reshape(*index.shape, *[1] * (len(shape) - index.dim())).expand(shape)
@@ -46,7 +46,7 @@ def _shape_of_groups(
 def _extremes(
     src: torch.Tensor, index: torch.Tensor, dim: int, initial: torch.Tensor, reduce: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the extreme of each group beyond ``initial``, and where it is first.
+    """Return the extreme of each group beyond ``initial``, and its first index.
 
     A group without one has zero, and as place the number of elements along ``dim``.
     """
@@ -62,7 +62,7 @@ def _extremes(
 
 
 def _least(shape: list[int], src: torch.Tensor, reduce: str) -> torch.Tensor:
-    """Return what every value but the worst of a dtype exceeds, for each group."""
+    """Return the initial value of a maximum or minimum for each group."""
     of = torch.finfo if src.is_floating_point() else torch.iinfo
     limits = of(src.dtype)
     return src.new_full(shape, limits.min if reduce == "amax" else limits.max)
@@ -78,7 +78,7 @@ def _scatter_extreme(reduce: str) -> Callable[..., tuple[torch.Tensor, torch.Ten
         out: torch.Tensor | None = None,
         dim_size: int | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the extreme of each group and where it is first."""
+        """Compute the maximum or minimum of each group and its first index."""
         dim %= src.dim()
         if out is None:
             shape = _shape_of_groups(function, src, index, dim, dim_size)
@@ -100,7 +100,7 @@ def scatter_mul(
     out: torch.Tensor | None = None,
     dim_size: int | None = None,
 ) -> torch.Tensor:
-    """Multiply the values of each group."""
+    """Compute the product of the values of each group."""
     dim %= src.dim()
     if out is None:
         initial = src.new_ones(_shape_of_groups("scatter_mul", src, index, dim, dim_size))
@@ -111,13 +111,13 @@ def scatter_mul(
 
 
 def _pointers(src: torch.Tensor, indptr: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Return index pointers with the leading dimensions of values, and the dimension grouped."""
+    """Broadcast CSR pointers to the values' leading dimensions; return the grouped dimension."""
     dim = indptr.dim() - 1
     return indptr.expand(*src.shape[:dim], indptr.shape[-1]), dim
 
 
 def _groups(indptr: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the group of each of ``count`` elements; elements outside are in one more group."""
+    """Return the CSR segment of each of ``count`` elements; outside elements get one more."""
     places = torch.arange(count, device=indptr.device).expand(*indptr.shape[:-1], count)
     ends = indptr[..., 1:].contiguous()
     group = torch.searchsorted(ends, places.contiguous(), right=True)
@@ -127,7 +127,7 @@ def _groups(indptr: torch.Tensor, count: int) -> torch.Tensor:
 def _segments(
     src: torch.Tensor, indptr: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, int, list[int]]:
-    """Return the groups of elements, their pointers and dimension, and the shape of one more."""
+    """Return segment indices, CSR pointers, dimension and padded result shape of values."""
     pointers, dim = _pointers(src, indptr)
     index = _expanded(_groups(pointers, src.shape[dim]), src.shape, dim)
     return index, pointers, dim, [*src.shape[:dim], pointers.shape[-1], *src.shape[dim + 1 :]]
@@ -140,7 +140,7 @@ def _written(result: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
 def segment_sum_csr(
     src: torch.Tensor, indptr: torch.Tensor, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Sum the elements of each segment.
+    """Sum the elements of each CSR segment.
 
     Args:
         src: values, any shape.
@@ -156,7 +156,7 @@ def segment_sum_csr(
 def segment_mean_csr(
     src: torch.Tensor, indptr: torch.Tensor, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Compute the mean of each segment, 0 of an empty one; arguments as of ``segment_sum_csr``."""
+    """Compute the mean of each CSR segment, 0 if empty; arguments as of ``segment_sum_csr``."""
     sums = segment_sum_csr(src, indptr)
     pointers, dim = _pointers(src, indptr)
     counts = (pointers[..., 1:] - pointers[..., :-1]).clamp(min=1).to(src.dtype)
@@ -169,7 +169,7 @@ def _segment_extreme(reduce: str) -> Callable[..., tuple[torch.Tensor, torch.Ten
     def segment(
         src: torch.Tensor, indptr: torch.Tensor, out: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the extreme of each segment and where it is first."""
+        """Compute the maximum or minimum of each CSR segment and its first index."""
         index, pointers, dim, shape = _segments(src, indptr)
         both = _extremes(src, index, dim, _least(shape, src, reduce), reduce)
         values, first = (each.narrow(dim, 0, pointers.shape[-1] - 1) for each in both)
@@ -181,7 +181,7 @@ def _segment_extreme(reduce: str) -> Callable[..., tuple[torch.Tensor, torch.Ten
 def gather_csr(
     src: torch.Tensor, indptr: torch.Tensor, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Repeat the value of each segment for every element of it.
+    """Repeat the value of each CSR segment for each of its elements.
 
     Args:
         src: one value for each segment.
@@ -215,7 +215,7 @@ def grid(
     start: torch.Tensor | None = None,
     end: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the number of the voxel of each point."""
+    """Return the voxel index of each point."""
     pos = pos.reshape(pos.shape[0], -1)
     start = pos.amin(0) if start is None else start
     end = pos.amax(0) if end is None else end
@@ -240,7 +240,7 @@ _SPLINES: dict[int, list[Callable[[torch.Tensor], torch.Tensor]]] = {
 def spline_basis(
     pseudo: torch.Tensor, kernel_size: torch.Tensor, is_open_spline: torch.Tensor, degree: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute how much each weight of a spline kernel counts for each edge.
+    """Compute the B-spline basis values of each edge and the indices of their weights.
 
     Args:
         pseudo: edges by dimensions, from 0 to 1.
@@ -270,7 +270,7 @@ def spline_basis(
 def spline_weighting(
     x: torch.Tensor, weight: torch.Tensor, basis: torch.Tensor, weight_index: torch.Tensor
 ) -> torch.Tensor:
-    """Multiply the features of each edge by its weights."""
+    """Multiply the features of each edge by its spline-weighted kernel."""
     every = _any_torch.einsum("ei,kio->eko", x, weight)
     chosen = every.gather(1, weight_index.unsqueeze(-1).expand(-1, -1, weight.shape[2]))
     return (basis.unsqueeze(-1) * chosen).sum(1)
@@ -304,7 +304,7 @@ def spline_conv(
 
 
 def name_callers() -> None:
-    """Have messages name the lines that call these libraries, not lines inside them."""
+    """Have error messages name the lines that call graph libraries, not lines inside them."""
     for name in ("torch_scatter", "torch_cluster", "torch_spline_conv"):
         file = getattr(sys.modules.get(name), "__file__", None)
         if file is not None:

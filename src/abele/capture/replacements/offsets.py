@@ -1,4 +1,4 @@
-"""Differences of traced integers that follow from the operations that computed them."""
+"""Constant differences of traced integers, derived from their operations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def difference(start: object, stop: object) -> int | None:
 
 
 def _split(node: torch.fx.Node) -> tuple[torch.fx.Node, int]:
-    """Return a node as another one plus a constant."""
+    """Split a traced integer into another node and a constant offset."""
     offset = 0
     while True:
         if node.target in _COPIES:

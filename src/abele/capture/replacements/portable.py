@@ -1,4 +1,4 @@
-"""Functions of torch that look at values, in forms that do not, for forwards being captured."""
+"""Replacements of torch functions that read tensor values while forward is captured."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _OF_CLASSES = (F.nll_loss, F.cross_entropy)
 def _with_wide_classes(
     func: Function, scores: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any
 ) -> torch.Tensor:
-    """Widen classes of int32: results of wrapped models are targets of others."""
+    """Widen int32 class indices of a loss to int64."""
     return func(scores, target.long() if target.dtype == torch.int32 else target, *args, **kwargs)
 
 
@@ -131,7 +131,7 @@ class _PortableFunctions(TorchFunctionMode):
 
 @contextlib.contextmanager
 def portable_functions(*, training: bool, whole_layers: bool) -> Generator[None]:
-    """While open, torch's functions are captured that look at the values of their arguments.
+    """Replace torch functions that read tensor values, in a ``with`` block.
 
     These are ``ctc_loss``, those of ``static_forms``, and the layers of
     transformers that ask whether a mask is causal; and losses take classes as int32, gradients of

@@ -1,4 +1,4 @@
-"""GRUs and networks without gates as one operator for each layer and direction (``ops.recurrent``).
+"""GRU and plain RNN layers as one operator per layer and direction (``ops.recurrent``).
 
 A gradient is summed in the order in which backward comes to those who read a tensor. The gradient
 of a weight of the state has a term for each time step; as one operator, a layer adds all of them up
@@ -28,7 +28,7 @@ LEAST_STEPS = 8
 
 
 def is_layer(func: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> bool:
-    """Return whether ``layers`` computes a call of torch.
+    """Return whether ``layers`` can compute a call of a recurrent torch function.
 
     Packed sequences have their lengths as second argument, and stay in torch's own form.
     """
@@ -58,7 +58,7 @@ def layers(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute what torch's function does with these arguments, in its order."""
+    """Compute a GRU or RNN call of torch by one operator per layer and direction."""
     kind, directions = _KINDS[func], 2 if bidirectional else 1
     of_each = 4 if has_biases else 2
     groups = iter([weights[i : i + of_each] for i in range(0, len(weights), of_each)])
@@ -87,7 +87,7 @@ def _layer(
 
 
 def require_only_readers(graph: torch.fx.Graph) -> None:
-    """Look at a graph that has forward and nothing more.
+    """Require that single-operator recurrent layers are the only users of their weights.
 
     Raises:
         StepsNeeded: a gradient would have other last bits than torch's.
@@ -98,7 +98,7 @@ def require_only_readers(graph: torch.fx.Graph) -> None:
 
 
 def _summed(layer: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """Yield weight and bias of the state, whose gradients have several terms.
+    """Yield a recurrent layer's hidden-state weight and bias, whose gradients sum over time.
 
     So it has of the first state, but each layer is given a view of its own.
     """

@@ -1,4 +1,4 @@
-"""Functions of torch whose own forms read values, in forms that do not.
+"""Replacements of torch functions that read values, with checks at run time.
 
 Where torch checks values first, the check is made when the program runs.
 """
@@ -21,7 +21,7 @@ _Tensor: Any = torch.Tensor
 def bincount(
     input: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
 ) -> torch.Tensor:
-    """Count the values 0 to ``minlength - 1``.
+    """Compute ``torch.bincount`` of the values 0 to ``minlength - 1``.
 
     Returns:
         Counts of shape ``[minlength]``, where torch's own form would return a longer tensor for
@@ -53,7 +53,7 @@ def bincount(
 
 
 def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """Compute ``torch.nn.functional.one_hot``; a class beyond the last stops the step."""
+    """Compute ``torch.nn.functional.one_hot``; a class out of range stops the step."""
     result = F.one_hot(tensor, num_classes)
     if num_classes == -1:
         return result
@@ -66,7 +66,7 @@ def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
 
 
 def _assuming(function: Callable[..., Any], message: str) -> Callable[..., torch.Tensor]:
-    """Return a function that assumes valid values and stops the step at invalid ones."""
+    """Wrap a function so that it assumes valid values, and stops the step at invalid ones."""
 
     def computed(*args: Any, **kwargs: Any) -> torch.Tensor:
         with assumed_false() as asked:
@@ -79,7 +79,7 @@ def _assuming(function: Callable[..., Any], message: str) -> Callable[..., torch
 
 
 def narrow(input: torch.Tensor, dim: int, start: int | torch.Tensor, length: int) -> torch.Tensor:
-    """Compute ``torch.narrow``; a start that is a tensor is an index when the program runs."""
+    """Compute ``torch.narrow``; a tensor as start is an index at run time."""
     if not isinstance(start, torch.Tensor):
         return torch.narrow(input, dim, start, length)
     first = torch.where(start < 0, start + input.shape[dim], start)
