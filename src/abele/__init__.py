@@ -67,7 +67,7 @@ _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names
 
 
 def __getattr__(name: str) -> object:
-    """Import what is named for the first time."""
+    """Import a public name of the package at its first use."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_MODULE_OF[name]), name)
@@ -76,5 +76,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """Return the names, also of what has not been imported yet."""
+    """Return the public names of the package, also those not imported yet."""
     return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""The command line.
+"""The command line of abele.
 
 abele report RUN     makes the page of a run, also of one that was killed
 abele prepare        compiles what programs need on this machine
@@ -25,7 +25,7 @@ from abele.version import __version__
 
 
 class _Command(NamedTuple):
-    """A command of the list."""
+    """A subcommand of ``abele``."""
 
     module: str
     summary: str
@@ -75,14 +75,14 @@ _ALIASES = {"why-different": "diff"}  # names that commands had before
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Wraps descriptions, and leaves lines of examples as they are."""
+    """An argparse formatter that wraps descriptions, but not lines of examples."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if text.startswith("examples:") else super()._fill_text(text, width, indent)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit status.
+    """Run the command line; return its exit status.
 
     0, or what a command says of itself; 1 where a file cannot be read or written, and 2 from a
     command whose answer may be 1; 130 after Ctrl-C, 141 where nobody reads what it prints.
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _flush() -> None:
-    """Write what was printed; where that cannot be, say so and end, before the interpreter does.
+    """Flush standard output; report a failure and exit.
 
     Raises:
         SystemExit: standard output cannot be written.
@@ -143,7 +143,7 @@ def _run(words: list[str]) -> int:
 
 
 def _parser(first: Sequence[str]) -> argparse.ArgumentParser:
-    """Build the parser, with the arguments of the first command only: most import torch."""
+    """Build the parser, with the arguments of the requested subcommand only."""
     parser = argparse.ArgumentParser(
         prog="abele",
         description="Ports programs, and looks at them and at their runs.",

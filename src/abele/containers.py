@@ -1,4 +1,4 @@
-"""Tests for containers of any items, in a form from which type checkers know the result."""
+"""Type guards for containers of any items."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def is_array(value: object) -> TypeGuard[numpy.ndarray[Any, Any]]:
 
 
 def items_of(dictionary: dict[Any, Any]) -> list[tuple[Any, Any]]:
-    """Return what a dictionary holds, whatever methods its class overrides."""
+    """Return the items of a dictionary, bypassing methods that its class overrides."""
     plain: Any = dict
     return list(plain.items(dictionary))
 

@@ -1,4 +1,4 @@
-"""Settings of CPython for captures: no garbage collection, and room for the frames of functions.
+"""CPython settings for captures: garbage collection off, room for stack frames.
 
 A graph consists of about a hundred thousand live objects. Collections during capture visit all of
 them and all imported modules without result, which took a seventh of the time to the first step.
@@ -22,7 +22,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 @contextlib.contextmanager
 def uncollected() -> Generator[None]:
-    """While open, the garbage collector does not run, unless other code enables it."""
+    """Disable the garbage collector in a ``with`` block."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -41,7 +41,7 @@ _SIZE = 2**17
 
 
 def with_room(function: Callable[P, T]) -> Callable[P, T]:
-    """Start a function that makes millions of calls in a chunk of frames of its own.
+    """Wrap a function with millions of calls to start in a fresh chunk of stack frames.
 
     Args:
         function: called rarely, because the chunk costs tens of microseconds.

@@ -1,4 +1,4 @@
-"""The exceptions of the engine, and the one shape their messages have.
+"""The exceptions of the engine.
 
 A message says what was asked, what was found and what to do, in that order.
 Front-ends translate these into the exception classes their users expect.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class AbeleError(Exception):
-    """Base of every error the engine raises on purpose."""
+    """Base class of the errors that the engine raises."""
 
 
 class CaptureError(AbeleError):
@@ -32,15 +32,15 @@ class BatchError(AbeleError):
 
 
 class ValueCheckError(AbeleError):
-    """A tensor holds a value that an operation cannot take, noticed while the program ran."""
+    """A tensor holds a value that an operation cannot take, detected at run time."""
 
 
 class IndexCheckError(ValueCheckError, IndexError):
-    """An index, or the class of a target, lies outside what an operation indexes."""
+    """An index, or a target's class, is out of range of an operation."""
 
 
 class TrappedError(AbeleError):
-    """An operation made an infinity or a NaN from values that were none.
+    """An operation produced an infinity or a NaN from finite operands.
 
     Attributes:
         line: ``FILE:LINE in FUNCTION`` of the user's source, or empty.
@@ -52,19 +52,19 @@ class TrappedError(AbeleError):
 
 
 class ProgramError(AbeleError):
-    """A program does not keep the rules of ``Program.verify``."""
+    """A program violates the rules of ``Program.verify``."""
 
 
 class CollectiveError(AbeleError):
-    """Processes that train together cannot go on together."""
+    """Processes that train together cannot continue together."""
 
 
 class PlaceError(CollectiveError):
-    """The addresses of the processes, or the rank of this one, are unknown."""
+    """The addresses or ranks of the processes that train together are unknown."""
 
 
 class MeetingPointError(PlaceError):
-    """The environment does not say where the processes meet.
+    """The environment lacks the address where training processes connect.
 
     Attributes:
         size: how many there are.
@@ -76,7 +76,7 @@ class MeetingPointError(PlaceError):
 
 
 class RankLostError(CollectiveError):
-    """A process that others wait for has ended, died, or never came."""
+    """A training process that others wait for has ended, died, or never came."""
 
 
 class DisagreementError(CollectiveError):
@@ -84,7 +84,7 @@ class DisagreementError(CollectiveError):
 
 
 class StoppedError(CollectiveError):
-    """Another process could not finish its part of an update, so that nobody made it.
+    """Another process could not finish its part of an update, so no process applied it.
 
     Weights and optimizer state are as after the last complete update, in all processes.
     """
@@ -99,11 +99,11 @@ class ReportError(AbeleError):
 
 
 class SerializationError(AbeleError):
-    """An object cannot be written to a file, or the content of a file means nothing."""
+    """An object cannot be written to a file, or a file's content is invalid."""
 
 
 class TargetError(AbeleError):
-    """A target was asked for that cannot be used on this machine."""
+    """The requested target cannot be used on this machine."""
 
 
 class CompilerError(TargetError):
@@ -123,23 +123,23 @@ class ExecutableError(AbeleError):
 
 
 class CorruptExecutable(ExecutableError):
-    """The file is truncated, altered or not an executable of ours."""
+    """An executable file is truncated, altered or of another kind."""
 
 
 class ForeignExecutable(ExecutableError):
-    """The file is sound but made for another machine, torch version or program."""
+    """An executable file is intact but for another machine, torch version or program."""
 
 
 class FitError(AbeleError):
-    """Nobody can say whether a program fits into a memory."""
+    """A program's memory use could not be determined."""
 
 
 class LimitError(FitError, ValueError):
-    """A limit of memory that means nothing, or a device that is not there."""
+    """A memory limit is invalid, or its device does not exist."""
 
 
 class StageError(AbeleError):
-    """A model cannot be divided into stages, or not into as many as were asked for."""
+    """A model cannot be divided into stages, or not into the requested number."""
 
 
 class PortError(AbeleError):
@@ -147,11 +147,11 @@ class PortError(AbeleError):
 
 
 class CheckError(PortError):
-    """A port and its original cannot be compared: one of them did not run, or did not train."""
+    """A port and its original cannot be compared: one of them did not run or train."""
 
 
 class DifferenceError(AbeleError):
-    """Two ways to run a program cannot be compared: one cannot be used, or there is no program."""
+    """Two modes of running a program cannot be compared."""
 
 
 class TorchVersionError(ImportError):

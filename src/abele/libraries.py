@@ -1,4 +1,4 @@
-"""Packages whose code is not the user's: torch, this engine, and front-ends that register.
+"""Registry of packages whose code is not the user's: torch, this engine and front-ends.
 
 Messages name the user's line, so frames of these are stepped over; and what their objects hold is
 nothing that forward computes with.
@@ -15,7 +15,7 @@ _folders = tuple(f"{Path(module).parent}{os.sep}" for module in (torch.__file__,
 
 
 def register(name: str, folder: Path) -> None:
-    """Count a package as a library from now on."""
+    """Register a package as a library, whose frames messages skip."""
     global _folders
     if name not in _names:
         _names.add(name)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 class Lock:
-    """A re-entrant lock for ``with``."""
+    """A re-entrant lock for ``with`` that is free again in a forked child."""
 
     def __init__(self):
         self._lock = threading.RLock()
@@ -30,7 +30,7 @@ class Lock:
 
 
 class Locks:
-    """Several locks as one; always taken in the order given."""
+    """Several locks as one; always acquired in the same order."""
 
     def __init__(self, locks: Sequence[Lock]):
         self._locks = tuple(locks)

@@ -1,4 +1,4 @@
-"""Limits of this machine, with which reports compare the times of operators.
+"""Measured peak compute and memory rates of this machine, for reports.
 
 What an operation is compared with is the same torch on the same threads, not a data sheet. What
 else runs can only slow it down, so the shortest of several runs counts.
@@ -21,7 +21,7 @@ _LEAST_RUNS = 5
 
 
 def measured() -> tuple[float, tuple[tuple[int, float], ...]]:
-    """Measure the peak rates for float32 with torch's number of threads, once in a process.
+    """Measure peak float32 FLOP and memory rates with torch's threads, once per process.
 
     It takes half a second.
 
@@ -44,7 +44,7 @@ def _measured(threads: int) -> tuple[float, tuple[tuple[int, float], ...]]:
 
 
 def _rates() -> list[float]:
-    """Return operations per second, and the bytes per second of each size."""
+    """Return the peak GEMM operations per second, and the bytes per second of each size."""
     with torch.no_grad():
         vectors = [torch.ones(_SIZES[-1] // 12) for _ in range(3)]
         left, right, product = (torch.ones(_SIDE, _SIDE) for _ in range(3))
@@ -53,13 +53,13 @@ def _rates() -> list[float]:
 
 
 def _summing(size: int, vectors: list[torch.Tensor]) -> float:
-    """Return the seconds of an element-wise sum that touches so many bytes."""
+    """Return the seconds of an elementwise sum that touches ``size`` bytes."""
     a, b, total = (each[: size // 12] for each in vectors)
     return _shortest(lambda: torch.add(a, b, alpha=3.0, out=total))
 
 
 def _shortest(run: Callable[[], Any]) -> float:
-    """Return the shortest of several runs, in seconds."""
+    """Return the shortest wall time of several runs, in seconds."""
     times = list[float]()
     while len(times) < _LEAST_RUNS or sum(times) < _SPENT_S:
         began = time.perf_counter()

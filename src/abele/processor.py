@@ -1,4 +1,4 @@
-"""The processor of this machine, as its system describes it."""
+"""The processor of this machine: name, cores and instruction sets."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _INSTRUCTIONS = ("flags", "Features", "isa")
 
 
 def name() -> str:
-    """Return what the processor is called, such as ``AMD EPYC``; its architecture if unknown."""
+    """Return the processor's name, such as ``AMD EPYC``; its architecture if unknown."""
     return _described().get("model name") or platform.processor() or platform.machine()
 
 
 def cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def instructions() -> str:
-    """Return a short hash of what instructions the processor has.
+    """Return a short hash of the processor's instruction sets.
 
     Code for ``-march=native`` may use any of them, also those that torch does not list. The same
     instructions give the same hash on another machine, with or without a compiler. Where the system
@@ -39,19 +39,19 @@ def instructions() -> str:
 
 
 def listed() -> frozenset[str]:
-    """Return the instructions that the system lists, by Linux's names; none if it lists none."""
+    """Return the instruction sets that Linux lists for the processor; empty if unknown."""
     described = _described()
     return frozenset(each for key in _INSTRUCTIONS for each in described.get(key, "").split())
 
 
 def has(instruction: str) -> bool:
-    """Return whether the system lists an instruction, by Linux's name of it."""
+    """Return whether the processor has an instruction set, by Linux's name."""
     return instruction in listed()
 
 
 @functools.cache
 def _described() -> Mapping[str, str]:
-    """Read the first processor's fields; empty where the system is not Linux."""
+    """Read the first processor's fields of /proc/cpuinfo; empty if not on Linux."""
     try:
         first = _DESCRIPTION.read_text(encoding="utf-8").partition("\n\n")[0]
     except OSError:

@@ -1,4 +1,4 @@
-"""Warnings and errors that point at the user's line, however deep inside the engine they arise."""
+"""Warnings and errors that point to the user's source line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def warn_user(message: str, category: type[Warning]) -> None:
 
 
 def user_line() -> str:
-    """Return the line of the user's code under way, as ``FILE:LINE: `CODE` ``."""
+    """Return the active line of the user's code, as ``FILE:LINE: `CODE` ``."""
     _, frame = _innermost()
     file, line = frame.f_code.co_filename, frame.f_lineno
     return f"{file}:{line}: `{linecache.getline(file, line).strip()}`"
@@ -40,7 +40,7 @@ def _innermost() -> tuple[int, FrameType]:
 
 
 def show(text: str) -> None:
-    """Write a line to standard error, unless the program has closed it or never had it."""
+    """Write a line to standard error if it is open."""
     with contextlib.suppress(AttributeError, OSError, ValueError):
         # One write: lines of several threads or processes do not mix.
         sys.stderr.write(f"{text}\n")

@@ -1,4 +1,4 @@
-"""Every name this project uses that torch does not promise to keep, each with its reason.
+"""Private names of torch that this project uses, each with its reason.
 
 When torch moves, this folder and ``tests/unit/_torch/test_torch_names.py`` change and nothing else
 does. Heavy imports stay inside functions: importing abele must not load torch's compiler.
@@ -96,7 +96,7 @@ TRACING = Lock()
 
 
 def tracked_fake(node: torch.fx.Node) -> torch.Tensor:
-    """Return a tensor without data that stands for ``node`` in the trace under way.
+    """Return the fake tensor (without data) of a node in the active trace.
 
     A tracer maps tensors to nodes, not nodes to tensors.
     """
@@ -116,7 +116,7 @@ def tracked_fake(node: torch.fx.Node) -> torch.Tensor:
 
 
 def traced_node(tensor: torch.Tensor) -> torch.fx.Node | None:
-    """Return the node of the trace under way that produced ``tensor``, if there is one."""
+    """Return the node of the active trace that produced ``tensor``, or None."""
     mode = get_proxy_mode()
     if mode is None or not isinstance(tensor, FakeTensor):
         return None
@@ -125,25 +125,25 @@ def traced_node(tensor: torch.Tensor) -> torch.fx.Node | None:
 
 
 def traced_nodes() -> Reversible[torch.fx.Node]:
-    """Return the nodes of the trace under way, in order; empty when there is none."""
+    """Return the nodes of the active trace, in order; empty if none is active."""
     mode: Any = get_proxy_mode()
     return () if mode is None else mode.tracer.graph.nodes
 
 
 @functools.cache
 def is_of_the_tracer(path: str) -> bool:
-    """Return whether stacks leave out a file; torch's own list loads half its compiler."""
+    """Return whether stack traces omit a file of torch's tracer."""
     folders = [Path(torch.__file__).parent / name for name in ("fx", "export", "_higher_order_ops")]
     return path == "<string>" or any(map(Path(path).is_relative_to, folders))
 
 
 def without_torch_function_modes() -> contextlib.AbstractContextManager[None]:
-    """While open, reading a tensor's shape does not go through the modes that are open."""
+    """Disable torch function modes in a ``with`` block, for reading shapes."""
     return torch._C.DisableTorchFunction()
 
 
 def mark_traced(phase: str) -> None:
-    """Mark nodes traced since the last mark, in the one entry that survives re-tracing."""
+    """Set the phase of nodes traced since the last call, in the entry that survives re-tracing."""
     for node in traced_nodes():
         node.meta.setdefault("custom", {}).setdefault("phase", phase)
 
@@ -163,7 +163,7 @@ def children_by_name(module: torch.nn.Module) -> dict[str, torch.nn.Module | Non
 def devices_shown(
     show: Callable[[torch.Tensor, torch.device], torch.device],
 ) -> Generator[None]:
-    """While open, the ``device`` of a fake tensor is the result of ``show``.
+    """Replace the ``device`` of fake tensors by the result of ``show``, in a ``with`` block.
 
     ``FakeTensor.device`` is a property of the class, which function modes do not intercept.
     """
@@ -184,7 +184,7 @@ def devices_shown(
 
 @contextlib.contextmanager
 def unchecked_distributions() -> Generator[None]:
-    """While open, distributions do not look at the values of their arguments.
+    """Disable the argument checks of torch distributions in a ``with`` block.
 
     torch has a public function to set this, but none to read the old value.
     """
@@ -201,7 +201,7 @@ def unchecked_distributions() -> Generator[None]:
 def causal_masks_from(
     value_of: Callable[[torch.Tensor], torch.Tensor | None],
 ) -> Generator[None]:
-    """While open, transformers do not read an attention mask to see whether it is causal.
+    """Keep transformers from reading attention masks for causality, in a ``with`` block.
 
     torch compares the mask's values with a causal mask to choose a faster kernel. Where
     ``value_of`` returns the values it still does; else the mask is applied, with equal results.
@@ -231,7 +231,7 @@ def causal_masks_from(
 
 @contextlib.contextmanager
 def outside_the_trace() -> Generator[None]:
-    """While open, operations compute with real tensors and no tracer sees them."""
+    """Compute with real tensors outside the active trace, in a ``with`` block."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     with disable_proxy_modes_tracing(), unset_fake_temporarily(), torch.no_grad():
@@ -256,7 +256,7 @@ def is_operator(value: object) -> TypeGuard[OpOverload | HigherOrderOperator]:
 
 
 def overloads(packet: object) -> list[OpOverload]:
-    """Return the operators of one name, as ``torch.ops.aten.add`` is; none for anything else."""
+    """Return the overloads of an operator packet such as ``torch.ops.aten.add``, else none."""
     if not isinstance(packet, OpOverloadPacket):
         return []
     named = cast("Any", packet)
@@ -274,7 +274,7 @@ def memory_of(tensor: torch.Tensor) -> int:
 
 
 def find_operator(qualified: str) -> OpOverload | HigherOrderOperator | None:
-    """Return the operator of this name, None if torch has none; no other member of torch.ops."""
+    """Return the operator of a qualified name, or None; looks only in torch.ops."""
     match = _OPERATOR_NAME.fullmatch(qualified)
     if match is None:
         return None
@@ -290,7 +290,7 @@ def find_operator(qualified: str) -> OpOverload | HigherOrderOperator | None:
 
 
 def kernel_of(operator: OpOverload) -> Callable[..., Any]:
-    """Return what an operator calls, which spares Python a call of its own."""
+    """Return the C++ callable behind an operator, which skips a Python call."""
     return operator._op
 
 
@@ -310,7 +310,7 @@ def is_composite(operator: OpOverload) -> bool:
 
 @contextlib.contextmanager
 def code_when_run() -> Generator[None]:
-    """While open, traced graphs generate their code when they first run.
+    """Have traced graphs generate code at their first run, in a ``with`` block.
 
     By default torch generates code at every change: a fifth of a large model's compile time.
     """
@@ -323,7 +323,7 @@ def code_when_run() -> Generator[None]:
 def graph_module(
     root: torch.nn.Module | dict[str, Any], graph: torch.fx.Graph
 ) -> torch.fx.GraphModule:
-    """Return a graph with the constants of ``root`` that generates its code when it first runs."""
+    """Return a GraphModule with the constants of ``root`` that generates code at its first run."""
     from torch.fx._lazy_graph_module import _LazyGraphModule
 
     return _LazyGraphModule(root, graph)
@@ -331,7 +331,7 @@ def graph_module(
 
 @contextlib.contextmanager
 def preserve_node_meta() -> Generator[None]:
-    """While open, re-tracing a graph keeps each node's source line and phase."""
+    """Preserve nodes' source lines and phases when graphs are re-traced, in a ``with`` block."""
     from torch.fx import traceback as fx_traceback
 
     with fx_traceback.preserve_node_meta():
@@ -339,7 +339,7 @@ def preserve_node_meta() -> Generator[None]:
 
 
 def cudnn_rnn(*arguments: Any) -> tuple[torch.Tensor, ...]:
-    """Call ``aten._cudnn_rnn`` so that what it warns of is a warning of Python.
+    """Call ``aten._cudnn_rnn`` with its warnings as Python warnings.
 
     Called as an operator it writes to the terminal that weights do not lie side by side.
     """
@@ -348,20 +348,20 @@ def cudnn_rnn(*arguments: Any) -> tuple[torch.Tensor, ...]:
 
 
 def convolution_with_activation() -> OpOverload | None:
-    """Return a convolution that applies an activation while it writes; ``None`` without oneDNN."""
+    """Return the operator of convolution with fused activation; ``None`` without oneDNN."""
     if not torch.backends.mkldnn.is_available():
         return None
     return torch.ops.mkldnn._convolution_pointwise.default
 
 
 def without_torch_function() -> contextlib.AbstractContextManager[None]:
-    """While open, tensor subclasses compute like plain tensors and return plain tensors."""
+    """Have tensor subclasses compute and return plain tensors in a ``with`` block."""
     return torch._C.DisableTorchFunctionSubclass()
 
 
 @contextlib.contextmanager
 def without_log_of_fakes() -> Generator[None]:
-    """While open, torch does not log the traceback of exceptions that are raised anyway."""
+    """Silence torch's logging of tracebacks of fake tensor errors in a ``with`` block."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
 
     def is_no_exception(record: logging.LogRecord) -> bool:

@@ -1,4 +1,4 @@
-"""Behaviour of torch that is changed while a context is open, and what torch knows of objects."""
+"""Context managers that change torch's behaviour, and queries of hooks and tensors."""
 
 # pyright: reportPrivateUsage=false
 
@@ -20,7 +20,7 @@ from torch.utils import checkpoint
 
 @contextlib.contextmanager
 def counted_as_parameters(tensors: Iterable[torch.Tensor]) -> Generator[None]:
-    """While open, ``isinstance(tensor, torch.nn.Parameter)`` is true of these tensors.
+    """Have plain tensors count as ``torch.nn.Parameter`` instances in a ``with`` block.
 
     Turning them into parameters would create new tensors. ``Module.get_parameter`` and users'
     forwards test for the class.
@@ -40,7 +40,7 @@ def counted_as_parameters(tensors: Iterable[torch.Tensor]) -> Generator[None]:
 
 @contextlib.contextmanager
 def recomputed_within(context: Callable[[], Any]) -> Generator[None]:
-    """While open, checkpoints of this thread compute again within a context of their own.
+    """Have checkpoints of this thread recompute within a context, in a ``with`` block.
 
     Backward runs without the modes that were open in forward, and torch refuses to go on where the
     second computation saves other tensors than the first.
@@ -77,7 +77,7 @@ _instead: contextvars.ContextVar[Mapping[str, _Function]] = contextvars.ContextV
 
 @contextlib.contextmanager
 def scripted_functions_replaced(instead: Mapping[str, _Function]) -> Generator[None]:
-    """While open, other functions are called in the place of some TorchScript functions.
+    """Replace some TorchScript functions in a ``with`` block.
 
     Args:
         instead: by ``ScriptFunction.qualified_name``.
@@ -93,7 +93,7 @@ def scripted_functions_replaced(instead: Mapping[str, _Function]) -> Generator[N
 
 @functools.cache
 def _watch_calls() -> None:
-    """Look at every call from now on: several threads may capture at the same time."""
+    """Intercept every TorchScript call from now on, as several threads may capture."""
     kind: Any = torch.jit.ScriptFunction
     usual = kind.__call__
 
@@ -113,7 +113,7 @@ _outer: contextvars.ContextVar[bool] = contextvars.ContextVar("outer", default=T
 
 
 def computes_half_convolutions() -> bool:
-    """Return whether torch leaves convolutions of half numbers to oneDNN on this processor."""
+    """Return whether torch leaves float16 convolutions to oneDNN on this processor."""
     if not torch.backends.mkldnn.is_available():
         return False
     return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
@@ -121,7 +121,7 @@ def computes_half_convolutions() -> bool:
 
 @contextlib.contextmanager
 def without_onednn() -> Generator[None]:
-    """While open, torch does not choose operators that exist for oneDNN alone."""
+    """Keep torch from choosing oneDNN-only operators in a ``with`` block."""
     token = _outer.set(torch._C._get_mkldnn_enabled())
     try:
         with _onednn(enabled=False):
@@ -131,7 +131,7 @@ def without_onednn() -> Generator[None]:
 
 
 def with_outer_onednn() -> contextlib.AbstractContextManager[None]:
-    """Within ``without_onednn``, torch chooses as it did outside while this is open."""
+    """Undo ``without_onednn`` in an inner ``with`` block."""
     return _onednn(enabled=_outer.get())
 
 
@@ -152,33 +152,33 @@ Hooks = MutableMapping[int, Callable[..., Any]]
 
 
 def of_gradient(tensor: torch.Tensor) -> list[Callable[..., Any]]:
-    """Return what ``register_hook`` of a leaf has added."""
+    """Return the hooks that ``register_hook`` has added to a leaf tensor."""
     untyped: Any = tensor
     hooks: Hooks = untyped._backward_hooks or {}
     return list(hooks.values())
 
 
 def after_accumulation(tensor: torch.Tensor) -> list[Callable[..., Any]]:
-    """Return what ``register_post_accumulate_grad_hook`` has added."""
+    """Return the hooks that ``register_post_accumulate_grad_hook`` has added to a tensor."""
     untyped: Any = tensor
     hooks: Hooks = untyped._post_accumulate_grad_hooks or {}
     return list(hooks.values())
 
 
 def of_backward(module: torch.nn.Module) -> tuple[Hooks, Hooks]:
-    """Return what runs before and after the backward of a module, to be read and exchanged."""
+    """Return the mutable dictionaries of a module's backward pre-hooks and hooks."""
     untyped: Any = module
     return untyped._backward_pre_hooks, untyped._backward_hooks
 
 
 def of_every_backward() -> list[Callable[..., Any]]:
-    """Return what runs around the backward of every module there is."""
+    """Return the global backward hooks of all modules."""
     hooks = (_modules._global_backward_pre_hooks, _modules._global_backward_hooks)
     return [hook for each in hooks for hook in each.values()]
 
 
 def around_step(optimizer: torch.optim.Optimizer) -> list[Callable[..., Any]]:
-    """Return what runs before and after the steps of an optimizer, or of every optimizer."""
+    """Return the hooks before and after an optimizer's steps, global ones included."""
     untyped: Any = optimizer
     hooks = (
         untyped._optimizer_step_pre_hooks,
@@ -190,12 +190,12 @@ def around_step(optimizer: torch.optim.Optimizer) -> list[Callable[..., Any]]:
 
 
 def writes(tensor: torch.Tensor) -> int:
-    """Return how often a tensor has been written in place."""
+    """Return the number of in-place writes to a tensor (its version)."""
     return tensor._version
 
 
 def is_transformed(tensor: torch.Tensor) -> bool:
-    """Return whether ``torch.func`` or a forward derivative follows a tensor."""
+    """Return whether ``torch.func`` or forward-mode differentiation tracks a tensor."""
     functions: Any = getattr(torch._C, "_functorch")  # noqa: B009 - its stubs do not have it
     forward_ad: Any = torch.autograd.forward_ad
     if functions.is_functorch_wrapped_tensor(tensor):
@@ -204,7 +204,7 @@ def is_transformed(tensor: torch.Tensor) -> bool:
 
 
 def has_lost_worker(batches: Any) -> bool:
-    """Return whether a worker process of a loader's iterator has ended.
+    """Return whether a worker process of a data loader's iterator has ended.
 
     Torch keeps the iterator of persistent workers and asks them for the next epoch, also those that
     were killed; every later epoch then fails.

@@ -1,4 +1,4 @@
-"""Copies of nodes and graphs, without torch's handling of symbolic sizes.
+"""Fast copies of FX nodes and graphs, without torch's handling of symbolic sizes.
 
 ``Graph.create_node`` looks through all arguments of every node for symbolic sizes, in Python, which
 takes more than the rest of a copy. No graph here has any.
@@ -69,7 +69,7 @@ def _insert(new: torch.fx.Node) -> None:
 
 
 def copied_graph(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """Return a graph with copies of all nodes, which generates plain code.
+    """Copy an FX graph with all nodes; the copy generates plain code.
 
     Names of one graph are valid and differ, so the copies have them without being asked for each.
     """
@@ -94,7 +94,7 @@ def copied_graph(graph: torch.fx.Graph) -> torch.fx.Graph:
 def _note_copies(
     new: torch.fx.Graph, graph: torch.fx.Graph, copies: Mapping[torch.fx.Node, torch.fx.Node]
 ) -> None:
-    """Have a graph know its nodes as if each had been created in it."""
+    """Register copied nodes in a graph's bookkeeping, as if each had been created in it."""
     untyped: Any = new
     untyped._len = len(copies)
     table = untyped._find_nodes_lookup_table.table
@@ -112,7 +112,7 @@ def _note_copies(
 
 
 def called_targets(graph: torch.fx.Graph) -> list[Any]:
-    """Return what a graph calls, each once; much fewer than its nodes."""
+    """Return the distinct call targets of a graph."""
     untyped: Any = graph
     table = untyped._find_nodes_lookup_table.table
     return [target for (op, target), nodes in table.items() if op == "call_function" and nodes]

@@ -1,4 +1,4 @@
-"""A stand-in for ``DTensor`` that saves torch from importing it while operators are traced.
+"""A stand-in for ``DTensor`` that avoids its import while operators are traced.
 
 Torch asks of every tensor that is not a plain one whether it is a ``DTensor``, and loads that class
 the first time: a quarter of a second and 120 modules, for programs without any. So torch gets a
@@ -20,7 +20,7 @@ _UNTYPED: Any = torch._C
 
 
 class _KnowsThoseLoaded(type):
-    """Says of an object whether it is a ``DTensor``, of which there are none before loading."""
+    """A metaclass whose ``isinstance`` tests for ``DTensor`` only once that is loaded."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         real = _loaded()
@@ -34,7 +34,7 @@ class _KnowsThoseLoaded(type):
 
 
 class _DTensor(metaclass=_KnowsThoseLoaded):
-    """A stand-in that torch takes for the class."""
+    """A stand-in class that torch uses in place of ``DTensor``."""
 
 
 def _loaded() -> type | None:
@@ -59,7 +59,7 @@ def load_when_needed() -> None:
 
 
 class _Asked(torch.Tensor):
-    """A tensor that is not a plain one, with one operator."""
+    """A tensor subclass with one operator, by which torch looks up ``DTensor``."""
 
     __torch_function__ = _UNTYPED._disabled_torch_function_impl
 

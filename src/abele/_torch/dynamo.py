@@ -1,4 +1,4 @@
-"""Names of torch's compiler front-end that torch does not promise to keep, each with its reason.
+"""Private names of torch's compiler front-end (Dynamo), loaded only if needed.
 
 Nothing here needs the front-end, and loading it takes a second and 40 MiB, so whoever is not asked
 to compile by torch does not load it.
@@ -34,7 +34,7 @@ _HIDING = "__dynamo_disable"  # what torch remembers on a function that it hides
 
 @contextlib.contextmanager
 def compiled_functions_run_plainly() -> Generator[None]:
-    """While open, a trace sees what ``torch.compile`` was given instead of being refused.
+    """Trace functions of ``torch.compile`` as their originals, in a ``with`` block.
 
     The public ``torch.compiler.set_stance("force_eager")`` is read later than the check for a
     trace, which raises unless this setting is off; then the original function runs.
@@ -51,7 +51,7 @@ def compiled_functions_run_plainly() -> Generator[None]:
 
 
 def load_when_needed() -> None:
-    """Let torch's optimizers, and tensors without data, load the front-end only if it has a use.
+    """Defer loading of torch's compiler front-end by optimizers and fake tensors.
 
     They load it at their first call, to be hidden from it or to read a setting of it. What is
     hidden runs as it is while there is nothing to hide it from. Loader workers do none of that.

@@ -1,4 +1,4 @@
-"""A function as a graph, through torch's private tracer and mode, and calls of that mode.
+"""Tracing of functions to FX graphs through torch's private tracer and proxy mode.
 
 ``make_fx`` does the same, and more: it loads both halves of torch's compiler at its first call, for
 sizes that nobody knows and settings that are those of the compiler.
@@ -55,7 +55,7 @@ def graph_of(
     inputs: Sequence[torch.Tensor],
     decompositions: Mapping[OpOverload, Callable[..., Any]] | None = None,
 ) -> torch.fx.GraphModule:
-    """Return the operators that a function calls.
+    """Trace a function on fake tensors as an FX graph.
 
     Args:
         function: takes ``inputs``, returns tensors.
@@ -86,7 +86,7 @@ def _traced(
 def _mode(
     tracer: PythonKeyTracer, decompositions: Mapping[OpOverload, Callable[..., Any]]
 ) -> ProxyTorchDispatchMode:
-    """Return the mode of a trace without its constructor, which loads torch's compiler."""
+    """Create a trace's dispatch mode without its constructor, which loads torch's compiler."""
     mode: Any = ProxyTorchDispatchMode.__new__(ProxyTorchDispatchMode)
     base: Any = TorchDispatchMode
     base.__init__(mode)
@@ -115,7 +115,7 @@ def traced_operator(
     kwargs: Mapping[str, Any],
     results_of: Callable[..., Any],
 ) -> Any:
-    """Return an operator's results, and add its node to the trace under way.
+    """Return an operator's results, and add its node to the active trace.
 
     Args:
         mode: of the trace, which is not open itself while it handles an operator.
@@ -161,7 +161,7 @@ _OF_VALUES = (
 
 
 class Interception:
-    """The trace under way, with its operators handed to another tracing function while open."""
+    """A hook that passes the operators of the active trace to another tracing function."""
 
     def __enter__(self) -> Interception:
         mode: Any = get_proxy_mode()
@@ -177,7 +177,7 @@ class Interception:
         created: Callable[[torch.fx.Node], None],
         results_of: Callable[..., Any] | None = None,
     ) -> None:
-        """Hand over operators.
+        """Pass each operator of the trace to ``call``.
 
         Args:
             call: gets each, its arguments, and what traces any operator.
@@ -225,13 +225,13 @@ class Interception:
         return slot.proxy.node
 
     def stand_for(self, tensor: torch.Tensor, node: torch.fx.Node) -> None:
-        """Tie a tensor to a node of the trace."""
+        """Associate a tensor with a node of the trace."""
         proxy = torch.fx.Proxy(node, self.tracer)
         self.tracer.tensor_tracker[tensor] = _ProxyTensor(proxy, None)
 
 
 def static_fakes() -> FakeTensorMode:
-    """Return the mode of a capture: tensors without data and with fixed shapes.
+    """Return the mode of a capture: fake tensors with fixed shapes.
 
     Reading a value, or a shape that depends on a value, is an error. Torch's own cache of results
     is off: ``operator_cache`` has most of what it would find, and its keys took a fifth
@@ -246,7 +246,7 @@ def static_fakes() -> FakeTensorMode:
 
 
 def _made_by_hand() -> FakeTensorMode:
-    """Return such a mode without its constructor.
+    """Create a fake tensor mode without its constructor.
 
     That one loads the front-end of torch's compiler for the defaults of two of its settings.
     """
@@ -278,7 +278,7 @@ def _made_by_hand() -> FakeTensorMode:
 
 
 def prepare_control_flow() -> None:
-    """Let torch's loops and branches be traced with the mode that is open, if any is.
+    """Let torch's loops and branches be traced with the active fake tensor mode.
 
     They need a ``ShapeEnv``, which loads torch's compiler; other operators do not.
     """
@@ -293,7 +293,7 @@ def prepare_control_flow() -> None:
 def laid_out_like(
     like: torch.Tensor, mode: FakeTensorMode, shared: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return a tensor without data, laid out like another one, in memory of its own or shared."""
+    """Return a fake tensor with the layout of another tensor, in new or shared memory."""
     shape, stride = like.shape, like.stride()
     if shared is not None:
         return view_of(shared, mode, shape, stride, like.storage_offset(), like)
@@ -308,7 +308,7 @@ def laid_out(
     device: torch.device,
     mode: FakeTensorMode,
 ) -> torch.Tensor:
-    """Return a fake tensor with these strides in memory of its own."""
+    """Return a fake tensor with some shape and strides in memory of its own."""
     with in_kernel_invocation_manager(mode):
         meta = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
     return FakeTensor(mode, meta, device)
@@ -322,7 +322,7 @@ def view_of(
     offset: int | torch.SymInt,
     like: torch.Tensor,
 ) -> torch.Tensor:
-    """Return a tensor without data in the memory of another one, of the type of ``like``."""
+    """Return a fake view in the memory of another tensor, of the type of ``like``."""
     device = like.fake_device if isinstance(like, FakeTensor) else like.device
     with in_kernel_invocation_manager(mode):
         meta = torch.empty_strided(shape, stride, dtype=like.dtype, device="meta")

@@ -1,4 +1,4 @@
-"""Processes that train together: where they meet, what they agree on, how sums are exchanged."""
+"""Multi-process training: rendezvous, agreement on settings, and all-reduce."""
 
 from abele.collectives.meeting import TIMEOUT, Place, timeout_s
 from abele.collectives.torch_group import (

@@ -1,4 +1,4 @@
-"""The meeting of processes: the place of each, and the store in which they meet and leave notes.
+"""Rendezvous of processes, and the shared store for their notes and heartbeats.
 
 Notes are all coordination except the exchange of tensors: arrivals, agreed values, and why a
 process ended. They work before the first exchange of tensors and while one hangs. A thread of every
@@ -41,7 +41,7 @@ _LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
-    """The place of a process among others.
+    """The rank of a process among all processes, and the address of their store.
 
     Attributes:
         rank: which one, from 0.
@@ -67,7 +67,7 @@ class Place:
 
     @classmethod
     def of_environment(cls, rank: int, size: int, local_ranks: Sequence[str] = ()) -> Self:
-        """Return the place of a process that knows its number from elsewhere.
+        """Read the store's address from the environment, for a process of known rank.
 
         Args:
             rank: as the front-end was told.
@@ -111,7 +111,7 @@ class Place:
 
 
 def timeout_s() -> float:
-    """Return seconds until a process counts as lost.
+    """Return the timeout after which a process counts as lost, in seconds.
 
     Raises:
         PlaceError: the variable holds no positive number.
@@ -147,7 +147,7 @@ _BACKLOG = 2048  # connections that wait to be taken, as torch's own store
 def keep_store(
     address: str, port: int, timeout: datetime.timedelta = datetime.timedelta(minutes=5)
 ) -> distributed.TCPStore:
-    """Open a store in this process, reachable at one address only.
+    """Open a key-value store in this process, reachable at one address only.
 
     torch itself listens on every interface. The store asks nobody who they are, so for processes
     of one host it listens on the loopback.
@@ -175,7 +175,7 @@ def keep_store(
 
 
 def meet(place: Place) -> distributed.Store:
-    """Open the store, or connect to it.
+    """Open the key-value store of a run, or connect to it.
 
     Raises:
         PlaceError: another program has the port.
@@ -204,7 +204,7 @@ def meet(place: Place) -> distributed.Store:
 
 
 def _connected_store(place: Place, endpoint: str) -> distributed.Store:
-    """Connect to the store, if what listens there is one.
+    """Connect to the key-value store, if the listening program is one.
 
     torch's client waits for the first answer without a limit, so it runs in a thread; one that
     never returns ends with the process.
@@ -241,7 +241,7 @@ def _connected_store(place: Place, endpoint: str) -> distributed.Store:
 
 
 def _listen(address: str, port: int) -> socket.socket:
-    """Return a socket on one address of this machine, or on all where there is no such address."""
+    """Return a listening socket on one address of this machine, else on all addresses."""
     family, target = socket.AF_INET, ("", port)
     with contextlib.suppress(socket.gaierror):
         addresses = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
@@ -270,7 +270,7 @@ def _bound(family: int, target: tuple[Any, ...]) -> socket.socket:
 
 
 def _number(address: str) -> str:
-    """Return the loopback's number: its name may stand for two, and the store listens on one."""
+    """Return the loopback's IP address, as its name may stand for two addresses."""
     return "127.0.0.1" if address == "localhost" else address
 
 
@@ -289,7 +289,7 @@ def _unknown_host(place: Place, problem: socket.gaierror) -> str:
 
 
 def _wait_for_port(place: Place, endpoint: str) -> None:
-    """Wait until somebody listens; the store's own client tries for twice as long, and loudly."""
+    """Wait until a program listens on the store's port."""
     until = time.monotonic() + place.timeout_s
     while True:
         try:
@@ -317,7 +317,7 @@ _SHOWN = 8
 
 
 class Board:
-    """The notes and signs of life of one process in the store.
+    """The notes and heartbeats of one process in the shared store.
 
     Args:
         store: shared by all processes, and by nothing else.
@@ -358,12 +358,12 @@ class Board:
     # -- notes -----------------------------------------------------------------------------
 
     def tell(self, topic: str, text: str) -> None:
-        """Leave a note under this process's number."""
+        """Write a note to the shared store under this process's rank."""
         with self._store_lost():
             self._store.set(f"note/{topic}/{self.rank}", text)
 
     def notes(self, topic: str) -> dict[int, str]:
-        """Return the notes of all processes that have left one."""
+        """Return the notes of all processes on a topic, by rank."""
         notes: dict[int, str] = {}
         with self._store_lost():
             for other in range(self.size):
@@ -373,7 +373,7 @@ class Board:
         return notes
 
     def gather(self, topic: str, text: str, *, arriving: bool = False) -> list[str]:
-        """Return every process's text by rank, as soon as the last one has brought it.
+        """Return every process's text by rank, once all processes have sent theirs.
 
         Args:
             topic: may be used again.
@@ -408,7 +408,7 @@ class Board:
             return [value.decode() for value in self._store.multi_get(keys)]
 
     def agree(self, topic: str, facts: Mapping[str, str], *, arriving: bool = False) -> None:
-        """Compare facts by name; see ``Collective.agree``."""
+        """Check that facts agree in all processes; see ``Collective.agree``."""
         texts = self.gather(topic, json.dumps(dict(facts)), arriving=arriving)
         lines = _differences([json.loads(text) for text in texts])
         if lines:
@@ -488,14 +488,14 @@ class Board:
         return reasons[order[0]] if order else None
 
     def stop(self, last_words: str) -> None:
-        """Replace the heartbeat by last words and stop it."""
+        """Replace this process's heartbeat by last words and stop it."""
         self._closing.set()
         self._thread.join(timeout=5.0)
         with contextlib.suppress(RuntimeError):  # the store may be gone, and nobody left to tell
             self._store.set(self._beats[self.rank], last_words)
 
     def close(self, last_words: str, linger_s: float = 0.0) -> None:
-        """End the heartbeat with last words that say why.
+        """End this process's heartbeat with last words that give the reason.
 
         Args:
             last_words: begins with ``ENDED`` or ``STOPPED``.

@@ -1,4 +1,4 @@
-"""Exchange by torch.distributed: gloo between hosts, NCCL between GPUs; shared memory in a host."""
+"""Collectives by torch.distributed (gloo, NCCL) or by shared memory within a host."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LINGER_S = 3.0
 
 @dataclasses.dataclass
 class Counts:
-    """Counts of what this process has exchanged.
+    """Counts of a process's collectives: calls, bytes and seconds.
 
     Attributes:
         calls: all-reduces and broadcasts.
@@ -51,7 +51,7 @@ class Counts:
 
 
 class Collective:
-    """The processes of one run, which call the same methods in the same order.
+    """The connection of a process to all processes of a run, with their collectives.
 
     Every method raises RankLostError if a process is gone or does not come.
 
@@ -111,12 +111,12 @@ class Collective:
             self._wait(lambda: _untyped.broadcast(wire, 0, async_op=True), "", wire.is_cuda)
 
     def gather(self, topic: str, text: str) -> list[str]:
-        """Return every process's text by rank; for short ones, and not in every step."""
+        """Return every process's text by rank; for short texts, and not in every step."""
         with self._breaking_on_loss():
             return self.board.gather(topic, text)
 
     def agree(self, topic: str, facts: Mapping[str, str]) -> None:
-        """Compare what all processes must have in common.
+        """Check that facts, such as options, are the same in all processes.
 
         Args:
             topic: what the facts are about, for messages.
@@ -129,11 +129,11 @@ class Collective:
             self.board.agree(topic, facts)
 
     def tell(self, topic: str, text: str) -> None:
-        """Leave a note for the others, who may look for it."""
+        """Write a note for other processes to the shared store."""
         self.board.tell(topic, text)
 
     def notes(self, topic: str) -> dict[int, str]:
-        """Return the notes of this topic by rank."""
+        """Return the notes of all processes on a topic, by rank."""
         return self.board.notes(topic)
 
     def leave(self, topic: str, why: str) -> None:
@@ -143,13 +143,13 @@ class Collective:
             self.board.tell(f"left/{topic}", why)
 
     def fail(self, problem: str) -> None:
-        """Tell those that wait for this process that it ends, and why; the end of exchanges."""
+        """Notify waiting processes that this process ends, and why."""
         if self._broken is None:
             self._broken = problem
             self.board.stop(self._last_words())
 
     def close(self) -> None:
-        """Say goodbye and close the connections; nothing can be exchanged afterwards."""
+        """Announce the orderly end of this process and close its connections."""
         self.board.close(self._last_words(), _LINGER_S if self.place.hosts_store else 0.0)
         if self._shared is not None:
             self._shared.close()
@@ -161,7 +161,7 @@ class Collective:
 
     @contextlib.contextmanager
     def _breaking_on_loss(self) -> Generator[None]:
-        """End all exchanges if another process is lost."""
+        """End all exchanges if another process is lost during a ``with`` block."""
         self._check_whole()
         try:
             yield
@@ -171,7 +171,7 @@ class Collective:
 
     @contextlib.contextmanager
     def _exchange(self, values: torch.Tensor) -> Generator[torch.Tensor]:
-        """Count an exchange; a failed one is the last.
+        """Count a tensor exchange in a ``with`` block; after a failed one, refuse further ones.
 
         After a failure the others may still reach it and would meet this process's next one.
 
@@ -203,7 +203,7 @@ class Collective:
         self.board.stop(self._last_words())
 
     def _wait(self, start: Callable[[], distributed.Work | None], topic: str, cuda: bool) -> None:
-        """Wait for an exchange, looking now and then whether the others can still come."""
+        """Wait for a tensor exchange, checking periodically for lost processes."""
         done = _done_on_gpu if cuda else _done
         try:
             work = start()
@@ -214,7 +214,7 @@ class Collective:
             raise self._lost(self._who_broke(str(problem))) from problem
 
     def _look(self, topic: str) -> None:
-        """Raise if a process that is waited for does not come."""
+        """Raise RankLostError if a process needed by an exchange is lost."""
         dead = None if self._shared is None else self._shared.dead()
         now = time.monotonic()
         if dead is None and now - self._looked < _LOOK_S:
@@ -229,7 +229,7 @@ class Collective:
             raise self._lost(reason)
 
     def _mismatched_wait(self, now: float) -> str | None:
-        """Return who waits elsewhere, unless that process may just have finished this exchange."""
+        """Return which process waits at another exchange, unless it may have just left this one."""
         if now - self._began < _LOOK_S:
             return None
         self.board.waits(EXCHANGE)
@@ -267,7 +267,7 @@ class Collective:
     # -- connecting ------------------------------------------------------------------------
 
     def _has_own_gpus(self) -> bool:
-        """Return whether every process has a GPU of its own, which NCCL needs."""
+        """Return whether every process has its own GPU, which NCCL requires."""
         gpu = "none"
         if torch.cuda.is_available():
             torch.cuda.set_device(self.place.local_rank % torch.cuda.device_count())
@@ -329,7 +329,7 @@ def broadcast_bytes(collective: Collective, topic: str, data: bytes | None) -> b
 
 
 def _done(work: distributed.Work) -> bool:
-    """Wait a moment for an exchange and return whether it is complete."""
+    """Wait briefly for an exchange and return whether it is complete."""
     try:
         work.wait(datetime.timedelta(seconds=_LOOK_S))
     except RuntimeError:
@@ -341,7 +341,7 @@ def _done(work: distributed.Work) -> bool:
 
 
 def _done_on_gpu(work: distributed.Work) -> bool:
-    """Wait a moment for an exchange by NCCL, whose ``wait`` returns immediately."""
+    """Wait briefly for an NCCL exchange; return whether it is complete."""
     until = time.monotonic() + _LOOK_S
     while not work.is_completed():
         if time.monotonic() > until:
@@ -365,7 +365,7 @@ _connection: Collective | None = None
 
 
 def connect(rank: int, size: int, local_ranks: Sequence[str] = ()) -> Collective:
-    """Connect with the other processes, once; later calls return the same.
+    """Connect to the other processes of a run, once; later calls return the same.
 
     Args:
         rank: number of this process.
@@ -391,12 +391,12 @@ def connect(rank: int, size: int, local_ranks: Sequence[str] = ()) -> Collective
 
 
 def connected() -> Collective | None:
-    """Return the connection, if there is one."""
+    """Return the connection to the other processes of a run, or None."""
     return _connection
 
 
 def disconnect() -> None:
-    """Say goodbye to the others; the interpreter's exit does it by itself."""
+    """Close the connection to the other processes; done at exit by default."""
     global _connection
     with _lock:
         connection, _connection = _connection, None
@@ -451,7 +451,7 @@ class SharedSums:
 
     @classmethod
     def of(cls, board: Board) -> SharedSums | None:
-        """Return the memory, if all processes can share it; the same answer in all of them."""
+        """Map shared memory for all-reduce if all processes can; return the same answer in all."""
         text = f"{_host()} {os.getpid()}" if _usable() else "no"
         hosts = [host.rpartition(" ") for host in board.gather("hosts", text)]
         if len({host for host, _, _ in hosts}) > 1 or not hosts[0][0]:
@@ -464,7 +464,7 @@ class SharedSums:
         return sums if set(board.gather("memory is shared", answer)) == {"yes"} else None
 
     def all_reduce(self, values: torch.Tensor, check: Callable[[], None]) -> None:
-        """Replace a contiguous tensor on the host by its sum over all processes.
+        """Replace a contiguous host tensor by its sum over all processes.
 
         Args:
             values: of one size everywhere.
@@ -489,7 +489,7 @@ class SharedSums:
         piece.copy_(result)
 
     def _rows(self, piece: torch.Tensor) -> list[list[torch.Tensor]]:
-        """Return, for both sets, the needed part of every process's slot and the results'."""
+        """Return views of a chunk in all processes' slots and results, for both sets."""
         key = piece.numel(), piece.dtype
         views = self._views.get(key)
         if views is None:
@@ -500,19 +500,19 @@ class SharedSums:
         return views
 
     def dead(self) -> int | None:
-        """Return a process that has ended, if there is one."""
+        """Return the rank of an ended process, or None."""
         ready = self._alive.poll(0)
         return self._ends[ready[0][0]] if ready else None
 
     def close(self) -> None:
-        """Forget the other processes; the memory goes with the last reference."""
+        """Close references to the other processes; memory is freed with its last reference."""
         for end in self._ends:
             os.close(end)
         self._ends = {}
         self._alive = select.poll()
 
     def _part(self, piece: torch.Tensor) -> slice:
-        """Return the part that this process adds for all: whole cache lines, each of one writer."""
+        """Return the slice that this process sums for all processes, in whole cache lines."""
         step = _ALIGNMENT // piece.element_size()
         share = -(-piece.numel() // (self._size * step)) * step
         return slice(self._rank * share, (self._rank + 1) * share)
@@ -545,7 +545,7 @@ class SharedSums:
                 check()
 
     def _map(self) -> bool:
-        """Map the memory, as all processes do now; the same answer in all of them."""
+        """Map the shared memory in all processes; return the same success in all of them."""
         head = -(-self._size * _LINE * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
         total = head + 2 * (self._size + 1) * SLOT_BYTES  # pages that are not used take no memory
         file, answer = -1, "-1"
@@ -572,7 +572,7 @@ class SharedSums:
 
 
 def _open_of(pid: int, number: int, size: int) -> int:
-    """Open the memory that another process has made, and nothing else of that number.
+    """Open the shared memory file of another process, and verify that it is one.
 
     Raises:
         OSError: it is something else, or of another user.
@@ -589,7 +589,7 @@ def _open_of(pid: int, number: int, size: int) -> int:
 
 
 def _sum(values: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-    """Add two or more tensors in order; ``out`` is none of them."""
+    """Sum two or more tensors in order into ``out``, which is not among them."""
     torch.add(values[0], values[1], out=out)
     for other in values[2:]:
         out.add_(other)
@@ -602,6 +602,6 @@ def _usable() -> bool:
 
 
 def _host() -> str:
-    """Return an identifier of the host, or of a container that does not see other processes."""
+    """Return an identifier of the host, or of a container with its own PID namespace."""
     boot, namespace = temporary.boot(), temporary.namespace()
     return f"{boot} {namespace}" if boot and namespace else ""

@@ -1,4 +1,4 @@
-"""Pipelines: the micro-batches of one update pass through stages that work at the same time.
+"""Pipeline parallelism: stages of a program run micro-batches in parallel.
 
 A training program is cut into the forward and the backward of each stage (``cut``); each part is
 a program like any other and is compiled by the same targets. Stages run in threads of their own in

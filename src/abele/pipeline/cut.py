@@ -39,27 +39,27 @@ Node = torch.fx.Node
 
 
 class Uncuttable(Exception):
-    """The reason why a program runs sequentially; completes "runs sequentially, because ..."."""
+    """The reason why a program cannot be pipelined; completes "runs sequentially, because ..."."""
 
 
 def part_name(index: int, stages: int) -> str:
-    """Return the name of a part, such as ``stage0_forward``."""
+    """Return the name of a part of a pipeline, such as ``stage0_forward``."""
     return f"stage{stage_of(index, stages)}_{'forward' if index < stages else 'backward'}"
 
 
 def stage_of(index: int, stages: int) -> int:
-    """Return the stage of a part."""
+    """Return the pipeline stage of a part, by the part's index."""
     return index if index < stages else 2 * stages - 1 - index
 
 
 def marked_stage(node: Node) -> int | None:
-    """Return the stage that marks a node or its operation of forward; None without a mark."""
+    """Return the stage mark of a node or of its operation of forward, or None."""
     marks = marks_of(node)
     return marks.get(STAGE, marks.get(f"of_{STAGE}"))
 
 
 def assign(program: Program, stages: int) -> Parts:
-    """Assign a part to each operation, writes included; views and constants have no part.
+    """Assign each operation to a pipeline part, writes included; views and constants have none.
 
     Args:
         program: with marks.
@@ -74,7 +74,7 @@ def assign(program: Program, stages: int) -> Parts:
 
 
 def placed(program: Program, stages: int) -> Parts:
-    """Assign parts as ``assign`` does, without the check of draws and effects."""
+    """Assign operations to parts as ``assign`` does, without checking random draws and effects."""
     parts = _downwards(program, stages)
     _upwards(program, parts)
     _place_writes(program, parts)
@@ -164,7 +164,7 @@ _LIKE = {
 
 
 def drawn_first(program: Program) -> Program:
-    """Return the program with draws of forward that need only a shape marked for stage 0."""
+    """Move forward's random draws that depend only on shapes to stage 0."""
     graph = editable(program)
     for node in list(graph.graph.nodes):
         if node.op != "call_function" or not draws(node) or node_phase(node) != "forward":
@@ -192,7 +192,7 @@ def _read_no_value(node: torch.fx.Node) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part(_cut.Part):
-    """The program of one stage in one direction.
+    """The program of one pipeline stage in one direction (forward or backward).
 
     Its ``gives`` call the N-th output of the whole program ``result.N``.
 
@@ -207,7 +207,7 @@ class Part(_cut.Part):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cut:
-    """A program in parts.
+    """A program cut into the parts of pipeline stages.
 
     Attributes:
         whole: the program that was cut.
@@ -221,22 +221,22 @@ class Cut:
 
     @property
     def programs(self) -> tuple[Program, ...]:
-        """The programs of the parts that compute something."""
+        """The programs of all parts that are not empty."""
         return tuple(part.program for part in self.parts if part.program is not None)
 
     @property
     def training(self) -> bool:
-        """True if there are backward parts."""
+        """True if the pipeline has backward parts."""
         return len(self.parts) > self.stages
 
 
 def result_name(index: int) -> str:
-    """Name the whole program's output of this number."""
+    """Return the name of an output of the whole program, by its index."""
     return f"result.{index}"
 
 
 def cut(program: Program, stages: int, config: StepConfig) -> Cut:
-    """Cut ``forward`` or ``accumulate`` by the marks of its operations.
+    """Cut a ``forward`` or ``accumulate`` program at the stage marks of its operations.
 
     Args:
         program: as captured, with marks; see ``STAGE``.
@@ -270,7 +270,7 @@ def cut(program: Program, stages: int, config: StepConfig) -> Cut:
 
 
 def _check_state(parts: tuple[_cut.Part, ...], names: list[str]) -> None:
-    """Refuse parts that change what earlier ones read: the next micro-batch is there already.
+    """Refuse parts that change state read by earlier parts, which run the next micro-batch.
 
     Raises:
         Uncuttable: names the state and both parts.
@@ -284,7 +284,7 @@ def _check_state(parts: tuple[_cut.Part, ...], names: list[str]) -> None:
 
 
 def _once(part: _cut.Part) -> _cut.Part:
-    """Drop marks of what is to be computed again: in the whole program that has been done."""
+    """Drop rematerialization marks from a part, as the whole program's have been applied."""
     for node in part.program.graph.graph.nodes if part.program else ():
         marks = marks_of(node)
         if SEGMENT in marks:

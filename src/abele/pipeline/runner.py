@@ -1,4 +1,4 @@
-"""Pipelines of a session: they run the micro-steps of an update, and measure their stages."""
+"""Runner of a session's micro-steps in a pipeline, with measurements of its stages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from abele.runtime.observers import clock, nanoseconds
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StageTimes:
-    """Times and memory of one stage in one call.
+    """Times and memory of one pipeline stage in one call.
 
     Attributes:
         forward_ns: time in its forward, of all micro-batches together.
@@ -45,7 +45,7 @@ class StageTimes:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The measurements of one call.
+    """The measurements of a pipeline in one call.
 
     Attributes:
         stages: each stage's.
@@ -63,29 +63,29 @@ class Measured:
 
     @property
     def busy_ns(self) -> int:
-        """Time in tasks, of all stages together."""
+        """The time in tasks, of all stages together, in ns."""
         return sum(stage.forward_ns + stage.backward_ns for stage in self.stages)
 
     @property
     def bubble(self) -> float:
-        """The share of all stages' time in which they waited, from 0 to 1."""
+        """The idle share of all stages' time, from 0 to 1."""
         if not self.window_ns:
             return 0.0
         return max(0.0, 1 - self.busy_ns / (self.window_ns * len(self.stages)))
 
     @property
     def ideal_bubble(self) -> float:
-        """The bubble of stages that take equally long: (p - 1) / (m + p - 1)."""
+        """The bubble of stages of equal duration: (p - 1) / (m + p - 1)."""
         return ideal_bubble(len(self.stages), self.micro_batches)
 
     @property
     def at_once(self) -> float:
-        """The mean number of stages that worked at the same time; 1 is no overlap."""
+        """The mean number of stages that worked in parallel; 1 is no overlap."""
         return self.busy_ns / self.window_ns if self.window_ns else 1.0
 
 
 def measured(stages: int, passages: Sequence[Passage]) -> Measured:
-    """Sum up the passages of one call; their times are in ns."""
+    """Combine the measured passages of one call; times are in ns."""
     timings = [timed for passage in passages for timed in passage.times]
 
     def spent(stage: int, backward: bool) -> int:
@@ -135,7 +135,7 @@ def state_bytes(cut: Cut) -> list[dict[str, int]]:
 
 
 def timeline(measured: Measured, width: int = 76) -> str:
-    """Return the first passage as a ``picture``.
+    """Format the first passage of micro-batches through the pipeline as text; see ``picture``.
 
     Args:
         measured: the call.
@@ -145,7 +145,7 @@ def timeline(measured: Measured, width: int = 76) -> str:
 
 
 def picture(times: Sequence[Timed], stages: int, width: int = 76) -> str:
-    """Format a passage as text: a row per stage, forwards as digits, backwards as letters.
+    """Format a pipeline's timeline as text: a row per stage, digits forward, letters backward.
 
     A micro-batch has the last digit of its number in forward and the letter of it in backward; a
     dot is time in which the stage waited.
@@ -185,7 +185,7 @@ def pipelined(cut: Cut) -> Plan:
 
 
 class PipelineRunner:
-    """A ``Runner`` of the micro-steps of an update, together.
+    """A runner that passes the micro-steps of an update through pipeline stages.
 
     Args:
         cut: the parts of the program.
@@ -216,12 +216,12 @@ class PipelineRunner:
 
     @property
     def threads(self) -> int:
-        """Threads of torch for each stage."""
+        """The number of torch's threads for each stage."""
         return self._crew.threads
 
     @property
     def measured(self) -> Measured | None:
-        """Measurements of the latest call, as far as it came; None before its first update."""
+        """Measurements of the latest call, even if incomplete; None before the first update."""
         return measured(self.cut.stages, self._passages) if self._passages else None
 
     def groups(self, steps: Iterable[Step], watched: bool) -> Iterator[Sequence[Step]]:
@@ -285,5 +285,5 @@ class PipelineRunner:
         return dataclasses.replace(passage, times=times), last
 
     def close(self) -> None:
-        """End the workers; another call starts them again."""
+        """End the worker threads of the pipeline; another call starts them again."""
         self._crew.close()

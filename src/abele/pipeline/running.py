@@ -1,4 +1,4 @@
-"""Micro-batches that pass through the stages of a cut program several at a time, in their order."""
+"""Execution of a cut program's parts on several micro-batches in parallel."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Tensors = list[torch.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class MicroBatch:
-    """The inputs of one micro-batch.
+    """The inputs of one micro-batch in a pipeline.
 
     Attributes:
         replica: whose buffers and random numbers it uses.
@@ -39,7 +39,7 @@ class MicroBatch:
 
 @dataclasses.dataclass(frozen=True)
 class Timed:
-    """Begin and end of a task: marks of the session's clock; see ``runtime.observers``."""
+    """Start and end of a pipeline task, as marks of the session's clock."""
 
     task: Task
     begin: Any
@@ -64,12 +64,12 @@ class Passage:
 
 
 class _Stopped(BaseException):
-    """The end of a worker's job because another one has failed."""
+    """The exception that ends a worker's job because another worker has failed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Ready:
-    """The call of a part, and the positions of its inputs among its arguments."""
+    """The call of a part's program, and the positions of its inputs among its arguments."""
 
     part: Part
     run: Run
@@ -150,7 +150,7 @@ def _no_stream(replica: int) -> contextlib.AbstractContextManager[None]:
 
 
 class _RunState:
-    """A passage that is under way; its workers share it."""
+    """The state of an active passage through the pipeline, shared by its workers."""
 
     def __init__(self, pipeline: Pipeline, micro_batches: Sequence[MicroBatch]):
         self.pipeline, self.micro_batches = pipeline, micro_batches
@@ -168,7 +168,7 @@ class _RunState:
         self.passage = Passage([None] * len(micro_batches), [], [0] * stages, [0] * stages)
 
     def job(self, tasks: Sequence[Task]) -> Callable[[], None]:
-        """Return the job of the worker of a stage."""
+        """Return a worker's job: the tasks of one pipeline stage."""
 
         def work() -> None:
             try:
@@ -183,7 +183,7 @@ class _RunState:
         return work
 
     def stop(self) -> None:
-        """Stop every worker after its present task."""
+        """Stop every pipeline worker after its current task."""
         with self.changed:
             self.stopped = True
             self.changed.notify_all()
@@ -251,7 +251,7 @@ class _RunState:
         return task.stage == self.pipeline.cut.stages - 1
 
     def _count_stash(self, task: Task, values: Mapping[str, torch.Tensor]) -> None:
-        """Count the bytes that a stage keeps between a micro-batch's forward and its backward."""
+        """Count the bytes that a stage saves between a micro-batch's forward and backward."""
         stage = task.stage
         stashed = self.stashed_bytes[stage]
         if task.backward:
@@ -266,7 +266,7 @@ class _RunState:
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Task:
-    """A stage's forward or backward on one micro-batch.
+    """A task of a pipeline: one stage's forward or backward on one micro-batch.
 
     Attributes:
         stage: where, from 0.
@@ -286,7 +286,7 @@ AHEAD = 2
 
 
 def one_forward_one_backward(stages: int, micro_batches: int) -> Order:
-    """Return the tasks of each stage in order, for training."""
+    """Return each pipeline stage's task order of a 1F1B schedule, for training."""
     order: Order = []
     for stage in range(stages):
         ahead = min(stages - stage - 1, micro_batches)
@@ -300,12 +300,12 @@ def one_forward_one_backward(stages: int, micro_batches: int) -> Order:
 
 
 def forward_only(stages: int, micro_batches: int) -> Order:
-    """Return the tasks of each stage in order, for inference."""
+    """Return each pipeline stage's task order for inference."""
     return [[Task(stage, k) for k in range(micro_batches)] for stage in range(stages)]
 
 
 def needs(task: Task, stages: int, *, training: bool) -> list[Task]:
-    """Return the tasks of other stages that must end before this one begins."""
+    """Return the tasks of other pipeline stages on which a task depends."""
     stage, k = task.stage, task.micro_batch
     if task.backward:
         return [Task(stage + 1, k, backward=True)] if stage + 1 < stages else []
@@ -324,7 +324,7 @@ def ideal_bubble(stages: int, micro_batches: int) -> float:
 def finished(
     order: Order, seconds: Callable[[Task], float], *, training: bool
 ) -> dict[Task, float]:
-    """Return the end of each task if every stage has a processor of its own.
+    """Compute the end time of each pipeline task, with one processor per stage.
 
     Args:
         order: the tasks of each stage.
@@ -358,12 +358,12 @@ _thread_count_lock = threading.Lock()
 
 
 def share_of_cores(workers: int) -> int:
-    """Return torch's threads for each of ``workers``; together at most the cores, if possible."""
+    """Return the torch threads per pipeline worker; together at most the cores, if possible."""
     return max(1, min(torch.get_num_threads(), processor.cores() // workers))
 
 
 class WorkerPool:
-    """Workers that end with this object, or at ``close``.
+    """A pool of worker threads for pipeline stages.
 
     Args:
         size: number of workers.
@@ -406,14 +406,14 @@ class WorkerPool:
             raise error
 
     def close(self) -> None:
-        """End the workers; the next ``run`` starts others."""
+        """End the worker threads; the next ``run`` starts new threads."""
         with self._running:
             pool, self._pool = self._pool, None
             if pool is not None and self._started_by == os.getpid():
                 pool.shutdown()
 
     def _started(self) -> ThreadPoolExecutor:
-        """Return the workers, each with its own number of torch's threads.
+        """Start the worker threads, each with its own number of torch's threads.
 
         torch keeps one number per thread, which a thread takes over when it first asks for it, and
         setting it sets the one that new threads take. The caller's number stays.

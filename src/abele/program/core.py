@@ -597,7 +597,7 @@ def _source_text(node: torch.fx.Node) -> str | None:
 
 
 def fingerprint(program: Program) -> str:
-    """Return the digest of a program; equal digests mean equal generated code.
+    """Return the digest of a program; equal digests mean equal code from the same lowering.
 
     Code is found without writing it again, so the digest covers all that a lowering reads:
 

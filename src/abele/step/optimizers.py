@@ -221,7 +221,7 @@ def _parameters(
 def _states(
     optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]
 ) -> Iterator[tuple[str, torch.Tensor, dict[str, Any]]]:
-    """Yield slot-name prefix, parameter and state of every parameter with optimizer state."""
+    """Yield name, parameter and state of every parameter with optimizer state."""
     for optimizer in optimizers:
         for name, param in _parameters(optimizer, names):
             state = optimizer.state.get(param)

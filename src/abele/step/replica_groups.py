@@ -175,7 +175,7 @@ def replica_name(slot: Slot, groups: Groupings, replica: int) -> str:
 
 
 def _taken_apart(slot: Slot) -> tuple[str, str, str]:
-    """Split a slot's name at its parameter's name: parameter, prefix and suffix."""
+    """Split a slot's name into prefix, parameter name and suffix."""
     if slot.role is Role.ACCUMULATOR:
         return ACCUMULATOR, slot.name.removeprefix(ACCUMULATOR), ""
     if slot.role is Role.OPTIMIZER_STATE:

@@ -111,7 +111,7 @@ class UpdateRule:
         return values
 
     def initial_state(self, params: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return fresh state of every parameter of the groups, by slot: ``fc.weight.exp_avg``."""
+        """Return fresh optimizer state of all grouped parameters, by slot name."""
         state: dict[str, torch.Tensor] = {}
         for group in self.groups:
             for name in group.params:

@@ -104,7 +104,7 @@ class CheckpointFolder:
     def newest_whole(
         self, paths: Iterable[Path]
     ) -> tuple[Checkpoint | None, list[tuple[Path, str]]]:
-        """Return the newest intact checkpoint, and the newer damaged files with reasons.
+        """Return the first intact checkpoint, and the damaged files before it with reasons.
 
         Raises:
             SerializationError: a file cannot be read, or is of another kind.

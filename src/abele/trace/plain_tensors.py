@@ -129,7 +129,7 @@ class PlainTensors:
             _refuse_beyond(count, given["size"], given["stride"], offset)
 
     def stand_in(self, value: torch.Tensor) -> _torch.FakeTensor:
-        """Return a plain tensor's stand-in in the trace, the same for all tensors in its view."""
+        """Return a plain tensor's stand-in in the trace, the same for equal memory and layout."""
         with _torch.outside_the_trace(), _torch.without_torch_function_modes():
             kind = other_kind(value)
             if kind is not None:
