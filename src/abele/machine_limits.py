@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 _SIDE = 256  # of the matrices: short enough to run through between two other processes
-# Of three vectors together: in the nearest caches, in further ones, and in memory.
+# Bytes of three vectors together: in near caches, in farther caches, and in memory.
 _SIZES = (192 * 2**10, 1536 * 2**10, 12 * 2**20, 96 * 2**20)
 _SPENT_S = 0.04
 _LEAST_RUNS = 5

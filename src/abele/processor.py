@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _DESCRIPTION = Path("/proc/cpuinfo")
-# What Linux calls the list of a processor's instructions: x86, ARM, RISC-V.
+# Linux's field names of a processor's instruction sets: x86, ARM, RISC-V.
 _INSTRUCTIONS = ("flags", "Features", "isa")
 
 

@@ -46,7 +46,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, autograd_would_have_
 
 aten = torch.ops.aten
 
-# Asked of tensors by Python; nothing is traced for them.
+# Attribute queries of Python on tensors, for which nothing is traced.
 _OF_LAYOUT = (aten.size.default, aten.stride.default, aten.storage_offset.default)
 
 
@@ -152,7 +152,7 @@ def traced_operator(
     return track_tensor_tree(result, made, constant=None, tracer=tracer)
 
 
-# Of these torch keeps the values of constants, to answer who reads them.
+# Operators with constant results, of which torch keeps the values for later reads.
 _OF_VALUES = (
     torch.ops.aten.lift_fresh.default,
     torch.ops.aten.is_nonzero.default,

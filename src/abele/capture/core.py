@@ -1,4 +1,4 @@
-"""Capture: module + update rule + one example micro-batch + configuration -> programs.
+"""Capture of a module, an update rule and one example micro-batch as programs.
 
 Forward runs once, on tensors without data, inside one trace that goes on through the loss, the
 backward pass and the update. What comes out is pure: state is written only by final ``copy_``.
@@ -33,7 +33,7 @@ from abele.trace.tracer import Values
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Captured:
-    """The result of a capture.
+    """The captured programs of a model, with constants and tensor names.
 
     Attributes:
         programs: ``forward``; or ``step``; or ``accumulate`` and ``apply``; or those of

@@ -34,7 +34,7 @@ _NEEDS_DATA = (
     "aten.nonzero",
 )
 
-# What keeps the shape, for operators whose results have one that depends on values.
+# Remedies with static shapes, for operators whose result shape depends on values.
 _MASKS = (
     "Keep the shape: torch.where(mask, x, 0), or (x * mask).sum() / mask.sum() for the mean of "
     "what a mask selects. A mask that is a constant may select."
@@ -55,19 +55,19 @@ _STATIC_INSTEAD = {
     **dict.fromkeys(("_unique", "_unique2", "unique_consecutive", "unique_dim"), _UNIQUE),
 }
 
-# The same for tensors that are not dense.
+# Phrases of torch's errors for tensors that are not dense.
 _NOT_DENSE = ("Cannot access storage of", "nested_tensor", "quantized nyi in meta tensors")
 
 # Errors of torch.utils.swap_tensors for tensors of a trace, and of module.to(), which calls it.
 _SWAPPED = ("because it has weakref associated with it", "_apply(): Couldn't swap")
 
 _NAMED_OPERATORS: Any = (_torch.OpOverloadPacket, _torch.OpOverload)
-# Of other operators torch's own errors say what they need.
+# For other operators, torch's own errors name the remedy.
 _OWN_OPERATORS = ("aten.", "prims.", "higher_order.", "abele.")
 
 _Tensor: Any = torch.Tensor  # its methods have no types
 
-# What reads a tensor's memory without asking an operator.
+# Functions that read a tensor's memory without calling an operator.
 _READ_MEMORY: set[Function] = {_Tensor.tolist, _Tensor.numpy, _Tensor.__array__}
 
 _SHOW_DATA: set[Function] = {_Tensor.__repr__, _Tensor.__format__, _Tensor.__reduce_ex__}

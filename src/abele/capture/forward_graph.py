@@ -35,7 +35,7 @@ from abele.trace.tracer import Named, Values
 
 aten = torch.ops.aten
 
-#: Entry of a node's marks: the loss that its value was found to be.
+#: Key of the mark on a node whose value is a loss: the loss's name.
 LOSS = "loss"
 
 _Tensor: Any = torch.Tensor  # its methods have no types

@@ -199,7 +199,7 @@ def refuse_reentrant_checkpoints(heads: Sequence[torch.Tensor]) -> None:
         waiting.extend(below)
 
 
-# What torch says; see tests/unit/capture/test_saved_values.py.
+# Phrases of torch's errors; see tests/unit/capture/test_saved_values.py.
 _CHANGED = "modified by an inplace operation"
 
 

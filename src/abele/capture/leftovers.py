@@ -23,11 +23,11 @@ from abele.containers import is_dict, items_of
 ValueOf = Callable[[torch.Tensor], torch.Tensor | None]
 _ABSENT = object()
 _UNDER_FAKE = object()  # stands for what a dictionary holds under a tensor without data
-# Attributes of every module that hold its state, which is nobody's leftover.
+# Attributes of modules with their state, which forward's traces may not be cleaned from.
 _STATE = ("_parameters", "_buffers")
 _FILLED = (*_STATE, "_modules")
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
-# Kinds of containers, of items of any type.
+# Container types with items of any type.
 _LISTS: Any = (list, collections.deque)
 _SETS: Any = (set,)
 _FIXED: Any = (tuple, frozenset)
@@ -187,7 +187,7 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 def _entries(holder: Any) -> dict[Any, Any]:
-    """Return the values that an object holds, by key."""
+    """Return the items or attributes of a container or object, by key."""
     if is_dict(holder):
         return {
             key: _UNDER_FAKE if isinstance(key, _torch.FakeTensor) else value

@@ -38,10 +38,10 @@ def _loss_functions() -> dict[Callable[..., Any], str]:
 
 LOSS_FUNCTIONS = _loss_functions()
 
-#: The name of a loss that somebody named himself.
+#: The name of a loss that the user marked.
 MARKED = "identity_loss"
 
-# How the user's programs mark a loss; a front-end says what its function is called.
+# The call that marks a loss in the user's programs; a front-end sets its own function's name.
 _marking = contextvars.ContextVar("marking", default="mark_loss({})")
 _active: contextvars.ContextVar[LossFinder | None] = contextvars.ContextVar("finder", default=None)
 
@@ -130,7 +130,7 @@ class LossFinder(TorchFunctionMode):
 
 
 aten = torch.ops.aten
-# The same value in another tensor.
+# Operators that return the same value in another tensor.
 _COPIES = (aten.clone.default, aten.alias.default, aten._to_copy.default)
 
 

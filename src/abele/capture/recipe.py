@@ -67,7 +67,7 @@ class Recipe:
 
     @property
     def model_slots(self) -> list[Named]:
-        """The slots that forward reads."""
+        """The input slots of forward: parameters, buffers and inputs."""
         return [*self.params, *self.buffers, *self.inputs]
 
     @property
@@ -95,7 +95,7 @@ class Recipe:
 
     @property
     def update_slots(self) -> list[Named]:
-        """State and hyper-parameters of the optimizer."""
+        """The slots of optimizer state and hyper-parameters."""
         trained = set(self.trained)
         # Only layouts count here, and to write the state of a large model takes time and memory.
         params = {item.name: torch.empty_like(item.value, device="meta") for item in self.params}

@@ -38,7 +38,7 @@ from abele.trace import tracer
 from abele.trace.tensor_names import Lookup
 from abele.trace.tracer import Named, Values
 
-#: The name of the program.
+#: The name of the program before it is cut.
 STEP = "step"
 
 

@@ -31,9 +31,9 @@ from abele.errors import (
 )
 from abele.warn import warn_user
 
-#: Seconds until a process that does not come, or is not heard of, counts as lost.
+#: Seconds until a process without arrival or heartbeat counts as lost.
 TIMEOUT = "ABELE_RANK_TIMEOUT"
-#: What the processes of one run have in common and nobody else knows; a launcher makes it.
+#: The shared secret of a run's processes, created by a launcher.
 SECRET = "ABELE_RUN_SECRET"
 _DEFAULT_TIMEOUT_S = 60.0
 _LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
@@ -311,7 +311,7 @@ def _wait_for_port(place: Place, endpoint: str) -> None:
 
 ENDED, STOPPED = "ended", "stopped"
 EXCHANGE = "an exchange"
-#: How long processes that are alive may let others wait: as long as torch's own process groups.
+#: Seconds to wait for live processes, as in torch's process groups.
 PATIENCE_S = 1800.0
 _SHOWN = 8
 

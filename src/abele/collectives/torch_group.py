@@ -409,11 +409,11 @@ def disconnect() -> None:
 SWITCH = "ABELE_SHARED_MEMORY"
 _LINE = 8  # a number per cache line of 64 bytes, so that writers do not slow each other down
 _ALIGNMENT = 64
-#: Pieces of a large tensor stay in the cache until the others have read them.
+#: Bytes of a chunk, small enough to stay in the cache until other processes have read it.
 SLOT_BYTES = 1024 * 1024
-#: More processes than this add one part each, unless that is too little to be worth meeting twice.
+#: With more processes, each sums one slice, unless slices are too small for a second barrier.
 MOST_WHO_ADD_ALL, _WORTH_SHARING = 4, 64 * 1024
-# Yielding for long uses up the share of a loaded core that the step after needs.
+# Seconds: yielding for longer uses up the time slice that the next step needs on a loaded core.
 _SPIN_S, _YIELD_S, _SHORTEST_S, _LONGEST_S = 0.00005, 0.0003, 0.00005, 0.001
 _GLANCE_S = 0.05
 _NAME = "abele-sums"

@@ -45,7 +45,7 @@ from abele.targets import ENVIRONMENT, Target, get_target, requested
 from abele.targets.candidates import candidates, considered
 from abele.warn import warn_user
 
-# What takes the place of a target that cannot compile.
+# The fallback of a target that cannot compile.
 _SLOWER = {"cuda": "cpu"}
 _LAST = "reference"  # interprets, so it needs no compiler
 

@@ -44,7 +44,7 @@ from abele.storage import temporary
 from abele.targets.base import Source
 
 _LOOK_EVERY_S = 0.05
-# The shortest pause for the other process, and the longest, in seconds.
+# The shortest and the longest pause for the compiler process, in seconds.
 _PIECE_S, _LONGEST_S = 0.01, 5.0
 _LOG, _LOG_BYTES = "worker.log", 2000
 

@@ -30,19 +30,18 @@ from abele.targets import Target
 from abele.targets.base import Compiled
 from abele.targets.candidates import considered
 
-# Whatever compiling took, this may be spent on first runs, which find no memory ready, and this on
-# those that count, for which the first step waits; or this share of what compiling took.
+# Time budgets of measuring, in seconds: of first runs, which allocate memory, and of the runs that
+# count, for which the first step waits; or this share of the compile time.
 _FIRST_BUDGET_S, _BUDGET_S, _SHARE = 0.5, 0.2, 0.1
 _MOST_RUNS = 7
-# What needs so many times the shortest time is not run again. Where one way is left, nothing is.
+# A lowering that takes this many times the shortest time is not run again.
 _HOPELESS = 2.0
-# Runs that take longer together than may be spent are long. Of these, one whose first run took so
-# much longer than the shortest is not run again: a first run of theirs loses less than that.
+# The limit for first runs where these exceed the time budget: allocation slows them down little.
 _LONG_HOPELESS = 1.33
-# Another lowering is taken if it needs less than this share of the first one's time; after a
-# single run of each that counts, less than the second.
+# Another lowering is chosen if it takes less than this share of the first candidate's time; the
+# second share applies after a single counted run of each.
 _CLEARLY, _BY_ONE_RUN = 0.95, 0.75
-# State that takes more memory is not made a second time.
+# Larger state is not allocated a second time for measuring.
 _LARGEST_BYTES = 2**30
 
 # Wall time of a run, in seconds, of a compiled program with its inputs.
@@ -105,7 +104,7 @@ def _in_short(problem: Exception) -> str:
 def _first_times(
     ways: Sequence[Way], inputs: list[torch.Tensor], budget_s: float, clocked: Clocked
 ) -> list[float]:
-    """Return the seconds of a first run of each lowering, of as many as the budget allows."""
+    """Time a first run of each lowering, in seconds, as far as the time budget allows."""
     times: list[float] = []
     for way in ways:
         if sum(times) > budget_s:
@@ -121,7 +120,7 @@ def _times(
     clocked: Clocked,
     cold: Sequence[float],
 ) -> list[list[float]]:
-    """Return the seconds of further runs of each lowering, in turns, while the budget lasts."""
+    """Time further runs of the lowerings in turn, in seconds, within the time budget."""
     times: list[list[float]] = [[] for _ in ways]
     are_long = sum(cold) > budget_s
     for _ in range(_MOST_RUNS):
@@ -255,8 +254,8 @@ def exchanges(config: StepConfig) -> bool:
 
 # -- compiling -------------------------------------------------------------------------------
 
-#: Programs that have been compiled, by their names and those of the lowerings that did; each raises
-#: ``CompilerError`` where the compiler failed.
+#: Compiled programs, by the names of program and lowering; a call raises ``CompilerError`` if the
+#: compiler failed.
 Ready = Mapping[tuple[str, str], Callable[[], Way]]
 
 _FOLDERS = (

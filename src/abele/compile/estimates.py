@@ -27,10 +27,10 @@ from abele.kernels.build import cache_folder
 from abele.program import Program, all_nodes
 from abele.storage import atomic
 
-_KEPT = 24  # latest compiles of each lowering
+_KEPT = 24  # recorded compiles of each lowering, the latest
 # Seconds, and seconds per node: a median over the rows of the benchmarks' table.
 _RATES = {"emitted": (0.7, 0.0003)}
-_LATEST = 3  # compiles of as many nodes, whose median counts
+_LATEST = 3  # compiles of equal node count, of which the median is used
 
 
 def nodes(program: Program) -> int:
@@ -112,14 +112,14 @@ def about(seconds: float) -> str:
     return f"about {round(seconds / 60)} min"
 
 
-#: Of the time in which steps compute, so much is left to the compiler at first.
+#: The compiler's initial share of the steps' computing time.
 FIRST, FIRST_OF_ONE_CORE = 0.1, 0.3
-#: From so many times on as compiling takes, it is half. That is sooner where it compiles what all
-#: later runs need, too.
+#: After this many times the compile time, the share is HALF; sooner if most of the compilation is
+#: needed by all later runs, too.
 LONG, LONG_ONCE, HALF = 4.0, 1.0, 0.5
-#: What takes no longer, in seconds, gets nearly all, and sooner: a run that stands still for that
-#: long once is better than one that is slower for several times as long. That ends after
-#: QUICK_UNTIL times as long as was expected: it may take longer.
+#: A compilation of at most QUICK_S seconds gets nearly all the time, and sooner: one short pause is
+#: better than slower steps for several times as long. This ends after QUICK_UNTIL times the
+#: expected time, as the compilation may take longer.
 QUICK_S, QUICK_FROM, QUICK_UNTIL, NEARLY_ALL = 10.0, 0.25, 4.0, 0.95
 
 

@@ -24,7 +24,7 @@ from abele.targets import Compiled, Lowering, Target
 from abele.targets.base import COMPILED
 
 Announce = Callable[[str], None]
-#: Why it takes longer than for other programs.
+#: The reason for an unusually long compile time.
 ONCE = ", because abele's own kernels are compiled first, once on this machine"
 
 
@@ -202,7 +202,7 @@ class Running:
     )
 
     def sentence(self) -> str:
-        """Describe in words which programs run."""
+        """Describe which programs of a model run: interpreted or compiled."""
         if not self.interpreted and self.manner != COMPILED:
             return f"programs {self.manner}; nothing is compiled for them"
         if not self.interpreted:
@@ -234,7 +234,7 @@ class Failure:
 
 
 class Later(abc.ABC):
-    """Compiled programs that come later; a session queries them between two calls.
+    """Programs that another process compiles; a session queries them between two calls.
 
     Attributes:
         running: kept up to date by the session that they take over in.
@@ -256,7 +256,7 @@ class Later(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Stop the compilation of the programs."""
+        """Stop the background compilation of the programs."""
 
 
 class Ready(Later):
@@ -292,7 +292,7 @@ class Ready(Later):
         return self._executable
 
     def close(self) -> None:
-        """Do nothing: no process compiles them."""
+        """Do nothing: no process is compiling the programs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

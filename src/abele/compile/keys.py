@@ -17,8 +17,8 @@ from abele.targets import Target, candidates
 # compiled ran wrongly in several. 3 was found by programs that had been lowered. 4 had never been
 # compared with interpreted programs where its first call waited, and its key lacked strides.
 FORMAT = 5
-#: Among the parts of a key, what follows from the others and is no part of it: an executable that
-#: is there says it, so that nobody has to find it out again.
+#: Derived key parts, which are not hashed: they follow from the others, and a stored executable has
+#: them.
 FOLLOWS = ("lowerings", "reasons", "declined")
 
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 COMMANDS, RESULTS = "commands.json", "results.json"
-# What either has: files that are made once per machine, and the code of programs.
+# Keys of both files: kernels compiled once per machine, and the code of programs.
 ONCE, PROGRAMS = "once", "programs"
-# When all processors may make such files, in seconds: until then one is left to the steps.
+# Seconds until all processors may compile kernels; before, steps keep one processor.
 ALL_AFTER_S = "all_after_s"
 _RESULT = "{result}"  # in a command that makes a file: the path of that file
 _SET_DEATH_SIGNAL = 1  # of prctl(2)

@@ -28,7 +28,7 @@ from abele.storage.values import decode, encode
 from abele.targets import Target
 from abele.warn import warn_user
 
-# What an update rule is made of, by the tag under which it is written.
+# Classes of the parts of an update rule, by their tag in JSON.
 _PARTS: dict[str, type] = {"group": Group, "automatic_scaling": AutomaticScaling}
 
 
@@ -170,7 +170,7 @@ class ContainerFirst:
     def load(
         self, programs: Sequence[Program], parts: Mapping[str, Any], target: Target
     ) -> Executable | None:
-        """Return the container's executable if it has these key parts, else that of the cache."""
+        """Return the container's executable if its key parts match, else the other source's."""
         if not self.problem and not self.why_other(parts):
             try:
                 made = executable_file.from_container(

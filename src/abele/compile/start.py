@@ -1,4 +1,4 @@
-"""Modes in which the first steps of a program run while nothing has been compiled for it.
+"""Start modes: how a program's first steps run while the program is not compiled.
 
 ``tiered``     interpreted at once, while another process compiles; what it makes takes over
 ``wait``       compiled first, by this process
@@ -25,7 +25,7 @@ class Start(enum.StrEnum):
 
 
 def requested() -> Start | None:
-    """Return the mode that ``ABELE_START`` names; None if it is unset.
+    """Return the start mode that ``ABELE_START`` names; None if it is unset.
 
     Raises:
         TargetError: ``ABELE_START`` is none of the three.

@@ -30,23 +30,23 @@ from abele.step.config import StepConfig
 from abele.targets import Target, get_target
 from abele.targets.base import COMPILED
 
-#: Interprets: needs no compiler and gives the bits of plain PyTorch.
+#: The target that interprets: needs no compiler, and results are bitwise those of PyTorch.
 INTERPRETING = "reference"
-#: Compiling that takes no longer, in seconds, is waited for: beside steps it would take several
-#: times as long, and slow them down meanwhile.
+#: Compilation of at most this many seconds runs before the first step: in parallel with steps, it
+#: would take several times as long and slow them down.
 WORTH_WAITING_S = 1.25
-_STORED = "stored"  # what a process says that has the programs already
-#: Why nobody waits although nothing is interpreted.
+_STORED = "stored"  # sent by a process that has loaded the programs
+#: The reason for compiled first steps without waiting for a compiler.
 COMPILED_BEFORE = "the programs were compiled before"
 
 
-#: Given what one process has, returns what all have that train together, by rank.
+#: An all-gather of text: takes this process's, returns all processes' by rank.
 Gather = Callable[[str], Sequence[str]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """A request for a mode of the first steps.
+    """A caller's request for a start mode: how a program's first steps run.
 
     Attributes:
         start: if the programs and the machine allow it.

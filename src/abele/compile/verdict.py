@@ -24,7 +24,7 @@ from abele.storage import atomic
 #: Largest difference of compiled from interpreted programs, relative to the norm of each tensor:
 #: float32 and wider types.
 TOLERANCE = 1e-5
-#: The same where a program computes in float16 or bfloat16.
+#: The tolerance of programs that compute in float16 or bfloat16.
 HALF_TOLERANCE = 5e-3
 
 _MOST_RECORDED = 1000  # a file has some 300 bytes

@@ -32,7 +32,7 @@ from abele.program.core import node_phase
 from abele.program.cut import Parts, draws, is_copied
 from abele.step.config import StepConfig
 
-#: Key of the mark.
+#: Key of the stage mark.
 STAGE = "stage"
 
 Node = torch.fx.Node
@@ -118,7 +118,7 @@ def _upwards(program: Program, parts: Parts) -> None:
 
 
 def _readers(node: Node) -> Iterable[Node]:
-    """Yield the users of a value, also through views of it."""
+    """Yield the nodes that use a value, also through views of it."""
     for user in node.users:
         yield user
         if is_copied(user):
@@ -150,7 +150,7 @@ def _check(program: Program, parts: Parts, stages: int) -> None:
 
 aten = torch.ops.aten
 
-# Of the first argument of these, only the layout counts.
+# Operators that read only the layout of their first argument.
 _LIKE = {
     aten.bernoulli.p,
     aten.rand_like.default,

@@ -281,7 +281,7 @@ class Task:
 
 Order = list[list[Task]]
 
-#: Micro-batches that may wait between two stages where nothing comes back.
+#: Micro-batches that may wait between two stages in inference.
 AHEAD = 2
 
 

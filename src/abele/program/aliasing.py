@@ -32,7 +32,7 @@ aten = torch.ops.aten
 
 _T = TypeVar("_T")
 
-#: Their results are views of the first argument, though their schemas do not say so.
+#: Operators whose results are views of the first argument, contrary to their schemas.
 _SILENT_VIEWS = frozenset(
     (
         aten._unsafe_view.default,
@@ -40,7 +40,7 @@ _SILENT_VIEWS = frozenset(
         aten.unsafe_split_with_sizes.default,
     )
 )
-#: In the meta of a constant: the constant that stands for the memory both live in.
+#: Key in the meta of a constant: the constant that represents their shared memory.
 SHARES = "shares"
 
 
@@ -254,7 +254,7 @@ def _source(node: torch.fx.Node) -> torch.fx.Node | None:
     return nodes[0] if nodes else None
 
 
-# What ``_shared_argument`` said, with the operator, whose identity no other object has meanwhile.
+# Cached results of ``_shared_argument``, with the operator, so that its ``id`` stays unique.
 _SHARED: dict[tuple[int, int], tuple[OpOverload, tuple[int, str] | None]] = {}
 
 

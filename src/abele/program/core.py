@@ -27,8 +27,8 @@ from abele.containers import is_sequence
 from abele.errors import ProgramError
 from abele.storage.values import raw_bytes
 
-# Torch says that they draw random numbers, for dropout. That of processors refuses dropout;
-# programs have the others without.
+# Operators that torch tags as random, for dropout. The CPU's refuses dropout; programs call the
+# others without dropout.
 _WITHOUT_DROPOUT = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
@@ -48,7 +48,7 @@ class Role(enum.StrEnum):
     INPUT = "input"
     OUTPUT = "output"
     MAGNITUDES = "magnitudes"
-    ANCHOR = "anchor"  # a tensor from inside, returned because somebody wants to see it
+    ANCHOR = "anchor"  # an intermediate tensor, returned for observation
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -242,8 +242,8 @@ def writes(node: torch.fx.Node) -> bool:
 
 
 _EFFECTS: set[OpOverload] = set()
-# Operators of these are registered by importing this package, and do nothing but compute unless
-# they are among the above.
+# Namespaces whose operators are registered by importing this package, and have no side effects
+# unless they are in ``_EFFECTS``.
 _NAMESPACES = frozenset(("aten", "prims", "prim", "mkldnn", "quantized", "abele"))
 
 

@@ -15,7 +15,7 @@ import torch
 from abele.program.aliasing import Liveness
 from abele.program.core import Program, Role, subgraphs
 
-#: Later than every moment within a step.
+#: A moment after all moments within a step.
 AFTER = 2**30
 
 

@@ -37,11 +37,11 @@ from abele.targets.interpreter import Interpretation, Types, calls
 
 _ROUNDINGS = 4  # in units of the type's last digit
 _MARGIN = 10.0
-# One number may stay where it is by chance, not every time.
+# Perturbed runs: a single value may stay unchanged by chance once, not every time.
 _TRIALS = 8
-# Compiled programs have so many turns to be no slower; then they may be slower by so much.
+# Compiled programs get this many timed runs to be no slower; then this ratio is tolerated.
 _TURNS, _SLOWER = 5, 1.05
-# Copies of zeros are numbers around this one.
+# The magnitude of varied elements in copies of zeros.
 _SMALL = 1e-2
 _VARIED = (Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE, Role.ACCUMULATOR, Role.INPUT)
 

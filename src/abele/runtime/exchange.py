@@ -152,9 +152,9 @@ class Exchange:
             by_type.setdefault(slot.dtype, {})[name] = slot
         self._wires = [Wire(slots, device) for slots in by_type.values()]
         self.accumulators = {n: view for wire in self._wires for n, view in wire.views.items()}
-        # The last has the tail that counts; those of the others stay zero.
+        # Only the last wire's tail is used; the tails of the others stay zero.
         self._tail = self._wires[-1].tail if self._wires else torch.zeros(_TAIL, device=device)
-        # Numbers go there one by one; numpy takes a tenth of the time that torch does.
+        # Scalars are written one by one; numpy takes a tenth of torch's time.
         self._tail_on_host = self._tail.numpy() if self._tail.device.type == "cpu" else None
         self._share = 1 / collective.size if reduction.runs_as_mean(config) else 1.0
         self._facts: dict[str, str] = {}

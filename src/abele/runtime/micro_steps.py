@@ -23,13 +23,13 @@ from abele.runtime.observers import clock
 from abele.step.batching import MicroStep
 from abele.targets.base import Repeated, Run
 
-#: A micro-step, and its rows of each input.
+#: A micro-step, and its slice of each input.
 Step = tuple[MicroStep, Sequence[torch.Tensor]]
-# Micro-steps that run together take about so long: whoever interrupts a call does not wait longer.
+# Target duration of a group of micro-steps, which bounds the wait after an interrupt.
 _TOGETHER_NS, _MOST_TOGETHER = 5_000_000, 64
-#: The only micro-step of a call: its rows of each input, and the call's marks, give its outputs.
+#: Runs the only micro-step of a call: takes its inputs and the call's marks, returns its outputs.
 Alone = Callable[[Sequence[torch.Tensor], list[Any]], list[torch.Tensor]]
-#: What the model's program returned (nothing, if nobody wants it), and the update's, if it ran.
+#: Outputs of the model's program (empty if not wanted), and of the update if it ran.
 Returned = tuple[list[torch.Tensor], list[torch.Tensor] | None]
 
 

@@ -45,7 +45,7 @@ class Observer:
         """Receive the inputs of a call, before any program has run."""
 
     def on_micro_step(self, step: MicroStep, begin: Any, end: Any) -> None:
-        """Note that a micro-step has run, or has been handed to a GPU.
+        """Note that a micro-step has run, or has been queued on a GPU.
 
         Calls are faster where no observer overrides this or ``on_update``.
 

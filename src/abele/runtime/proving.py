@@ -41,7 +41,7 @@ from abele.targets.candidates import considered
 from abele.warn import warn_user
 
 Inputs = Callable[[], Mapping[str, torch.Tensor]]
-#: Takes the problem of this process and returns the first problem of any process.
+#: A reduction over processes: takes this process's problem, returns the first of any process.
 Agree = Callable[[str | None], str | None]
 _NO_BATCH = "no batch: "  # sent by a process whose interpreter cannot compute its micro-batch
 _Remedy = tuple[str, Callable[[], Executable]]
@@ -58,7 +58,7 @@ class Change:
     over = False
 
     def due(self, inputs: Inputs) -> Executable | None:
-        """Return the programs to use from the next call on; None to go on with the present ones.
+        """Return the programs to use from the next call on; None to keep the present programs.
 
         Args:
             inputs: gives the call's first micro-batch by the name of slots.
@@ -357,7 +357,7 @@ Outcome = Executable | Failure | Slower
 
 
 class TakeOver(Change):
-    """A change from interpreted to compiled programs of one session.
+    """The switch of a session from interpreted to compiled programs.
 
     Attributes:
         updates: made by calls that have begun.
@@ -507,7 +507,7 @@ class TakeOver(Change):
         )
 
     def count(self) -> None:
-        """Count the updates of the call that now begins; not where the user interrupts it."""
+        """Count the updates of the call that now begins; skipped if the user interrupts it."""
         self.updates += self._state.config.device_iterations
 
     def announce(self) -> None:

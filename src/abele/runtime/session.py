@@ -112,7 +112,7 @@ class Session(DeviceState):
         return AnchorStore(anchors, model, by_name.get("apply"), self.config)
 
     def prepare(self) -> None:
-        """Choose how calls run; called again when the runner was replaced, between two calls."""
+        """Choose the code path of calls; run again if the runner is replaced between calls."""
         several = len(self._steps) > 1 or self._anchors is not None or self.exchange is not None
         self._alone = None if several else self.runner.alone()
         self.replays = self._alone is not None and self.runner.replays
@@ -323,7 +323,7 @@ class Session(DeviceState):
                 observer.on_micro_step(step, begin, end)
 
     def _micro_batches(self, batch: Sequence[torch.Tensor]) -> Iterator[Step]:
-        """Yield each micro-step with its rows of every input."""
+        """Yield each micro-step of a call with its slice of every input."""
         pieces = [self._pieces(tensor) for tensor in batch]
         # Replicas that share their input each see it as it came; the first one's writes stay.
         unwritten = {i: self._pieces(batch[i].clone()) for i in self._shared_and_written}

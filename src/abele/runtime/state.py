@@ -14,7 +14,7 @@ _OPTIMIZER, _HYPER, _COUNTER = "optimizer", "hyper", "counter"
 
 
 def tensors_of(session: Session) -> dict[str, torch.Tensor]:
-    """Return the session's state by ``kind/name``; buffers by ``buffers/R/name``.
+    """Return the tensors of a session's state by ``kind/name``; buffers by ``buffers/R/name``.
 
     Parameters that have groups, and their optimizer state, have a leading dimension for them.
     Accumulators are not among them: between calls they are zero. Random streams are not either,

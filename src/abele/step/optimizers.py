@@ -49,13 +49,13 @@ KINDS = (
     Kind(torch.optim.ASGD, "asgd", ("lr", "lambd", "alpha", "t0", "weight_decay")),
     Kind(torch.optim.Rprop, "rprop", ("lr", "etas", "step_sizes")),
 )
-#: Names in an update rule of arguments that are pairs.
+#: Hyper-parameter names of an update rule for arguments that are pairs.
 PAIRS: Mapping[str, tuple[str, str]] = {
     "betas": ("beta1", "beta2"),
     "etas": ("etaminus", "etaplus"),
     "step_sizes": ("step_size_min", "step_size_max"),
 }
-#: Why no update rule can be what a class does.
+#: Reasons why optimizer classes have no update rule.
 REFUSED: Mapping[type, str] = {
     torch.optim.LBFGS: "its step calls a closure for loss and gradients as often as their values "
     "ask for, and a program computes them once per update",
@@ -76,7 +76,7 @@ def why_not(optimizer: object) -> str | None:
     return next(reasons, None)
 
 
-#: Arguments of these classes that are part of the computation.
+#: Optimizer arguments that are part of the computation.
 COMPUTED_WITH = frozenset(
     (
         *("params", "lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize", "betas"),
@@ -84,15 +84,15 @@ COMPUTED_WITH = frozenset(
         *("momentum_decay", "initial_accumulator_value", "lambd", "t0", "etas", "step_sizes"),
     )
 )
-#: Arguments that choose the kernels of torch's own loop; a target chooses those of a program.
+#: Optimizer arguments that choose torch's kernels; a program's kernels are the target's choice.
 NEUTRAL = frozenset(("foreach", "fused", "capturable"))
-#: Arguments that no program can follow, and why.
+#: Optimizer arguments that no program supports, and why.
 REFUSED_ARGUMENTS: Mapping[str, str] = {
     "amsgrad": "No rule keeps the largest second moments.",
     "differentiable": "No gradient passes through an update.",
 }
 
-# Switches of an update by the rule that has them.
+# Boolean hyper-parameters by update rule.
 _SWITCHES = {"sgd": ("nesterov",), "rmsprop": ("centered",)}
 
 
@@ -123,7 +123,7 @@ _UNUSED = {
     "rmsprop": {"momentum_buffer", "grad_avg"},
     "adam": {"max_exp_avg_sq"},
 }
-# torch starts these anew where they are missing.
+# State that torch creates anew if it is missing.
 _MAY_BE_MISSING = frozenset({"momentum_buffer"})
 
 

@@ -18,7 +18,7 @@ import torch
 from abele.errors import BatchError
 from abele.program import Role, Slot
 
-ACCUMULATOR = "accumulator."  # what stands before a parameter's name in its accumulator's
+ACCUMULATOR = "accumulator."  # prefix of the slot of a parameter's accumulator
 
 
 class GroupType(enum.StrEnum):
@@ -54,7 +54,7 @@ class Grouping:
 
     @property
     def count(self) -> int:
-        """Number of groups."""
+        """The number of replica groups."""
         return self.replicas // self.size
 
     def group_of(self, replica: int) -> int:
@@ -64,7 +64,7 @@ class Grouping:
         return replica // self.size
 
     def firsts(self) -> list[int]:
-        """Return the lowest replica of each group."""
+        """Return the lowest replica index of each group."""
         step = 1 if self.type is GroupType.ORTHOGONAL else self.size
         return [group * step for group in range(self.count)]
 

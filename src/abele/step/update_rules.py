@@ -28,7 +28,7 @@ Number = float | torch.Tensor
 State = Mapping[str, torch.Tensor]
 Values = Mapping[str, float]
 Hyper = Mapping[str, Number]
-#: State that is one number for a parameter of any shape.
+#: Names of 0-d optimizer state.
 SCALARS = frozenset({"step", "mu_product", "eta", "mu"})
 
 
@@ -384,7 +384,7 @@ def _asgd(param: torch.Tensor, grad: torch.Tensor, state: State, h: Hyper) -> No
 
 
 def _rprop(param: torch.Tensor, grad: torch.Tensor, state: State, h: Hyper) -> None:
-    """Resilient backpropagation (Riedmiller and Braun, 1993); ``lr`` is where steps begin."""
+    """Resilient backpropagation (Riedmiller and Braun, 1993); ``lr`` is the initial step size."""
     counted(state)
     before, size = state["prev"], state["step_size"]
     product = grad * before

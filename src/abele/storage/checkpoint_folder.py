@@ -76,7 +76,7 @@ class CheckpointFolder:
         return None
 
     def read(self, path: Path) -> Checkpoint:
-        """Read a checkpoint completely.
+        """Read and verify a checkpoint file.
 
         Raises:
             DamagedFileError: its bytes are not those that were written.

@@ -50,7 +50,7 @@ def make_private(path: Path, mode: int = 0o700) -> None:
 
 
 def why_no_folder_name(name: str) -> str | None:
-    """Return why a text cannot name a folder inside another one; None if it can."""
+    """Explain why a text is not a valid folder name; None if it is valid."""
     if not name.strip():
         return "it is empty"
     if name in (os.curdir, os.pardir):

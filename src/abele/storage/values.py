@@ -19,7 +19,7 @@ from abele.containers import is_dict, is_list, is_set, is_slice, is_tuple
 from abele.errors import SerializationError
 
 _PLAIN = (type(None), bool, int, str)
-#: Kinds of torch that are written by their name in torch.
+#: Torch's types whose values are encoded by name.
 _NAMED = {
     "dtype": torch.dtype,
     "layout": torch.layout,

@@ -26,7 +26,7 @@ Body = Callable[..., Sequence[torch.Tensor]]
 
 @dataclasses.dataclass
 class _Outlined:
-    """The body of a loop or branch, moved from the program to nodes of its own.
+    """The body of a loop or branch, whose nodes were removed from the program's graph.
 
     Attributes:
         nodes: of the body, detached from the trace.

@@ -24,8 +24,8 @@ from abele.trace.plain_tensors import written_stand_in
 aten = torch.ops.aten
 
 
-# Where all arguments of an operator are computed from constants, ``results`` computes its result.
-# Here a mask is constant, and what it selects from is not.
+# If all arguments of an operator are computed from constants, ``results`` computes its result.
+# ``_index`` is for a constant mask and a tensor that is not constant.
 
 
 def _index(x: torch.Tensor, indices: list[torch.Tensor | None]) -> Any:
@@ -211,7 +211,7 @@ def computed(node: torch.fx.Node, tracer: torch.fx.Tracer) -> torch.Tensor | Non
 
 
 def _dependencies(node: torch.fx.Node, graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """Return all nodes that a node's present value depends on: operands, and writes they see."""
+    """Return all nodes that affect a node's current value: operands, and writes to them."""
     order = {each: index for index, each in enumerate(graph.nodes)}
     writers: dict[torch.fx.Node, list[torch.fx.Node]] = {}
     for each in graph.nodes:

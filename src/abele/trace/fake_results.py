@@ -226,7 +226,7 @@ def _of_images(*args: Any) -> torch.Tensor:
     return torch.empty_like(args[0], memory_format=chosen)
 
 
-# By operator: for each result that is concerned, a tensor laid out like it.
+# By operator, for each corrected result: a function that returns a tensor of its layout.
 _LIKE: dict[Callable[..., Any], tuple[Like, ...]] = {
     aten.mse_loss_backward.default: (_contiguous(1),),
     aten.smooth_l1_loss_backward.default: (_contiguous(1),),

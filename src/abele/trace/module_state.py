@@ -172,7 +172,7 @@ def substituted(
 
 @dataclasses.dataclass(frozen=True)
 class _Allowed:
-    """Tensors that an empty attribute of a module may get, because a program has them anyway.
+    """Traced tensors that forward may assign to an empty attribute of a module.
 
     ``self.loss = nn.CrossEntropyLoss(weight=self.weights)`` makes a module with one of them.
 

@@ -372,7 +372,7 @@ aten = torch.ops.aten
 
 _Tensor: Any = torch.Tensor  # its attributes have no types
 _SETS_DATA = _Tensor.data.__set__
-#: The operators that give a tensor other memory.
+#: The operators that assign other memory to a tensor.
 SET = aten.set_
 
 

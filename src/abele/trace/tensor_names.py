@@ -36,7 +36,7 @@ from abele.program.aliasing import erase_dead_nodes
 from abele.program.core import node_phase
 from abele.step import loss_scaling
 
-# What interchange formats call an operator; the others are called by their own name.
+# Operator names of interchange formats; other operators have their own names.
 _KINDS = {
     "addmm": "Gemm",
     "mm": "MatMul",

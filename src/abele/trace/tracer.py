@@ -52,7 +52,7 @@ from abele.trace.writes import refusal
 
 aten = torch.ops.aten
 
-# Slots that no code of the user sees.
+# Roles of slots that no user code reads.
 _OURS = {Role.OPTIMIZER_STATE, Role.ACCUMULATOR, Role.HYPER, Role.COUNTER}
 
 _STATE = {Role.PARAMETER, Role.BUFFER}
@@ -218,7 +218,7 @@ _VALUES = {
     aten.bernoulli_.float: aten.bernoulli.p,
     aten._native_batch_norm_legit.default: aten._native_batch_norm_legit_functional.default,
 }
-# Views in place of changes of shape.
+# Out-of-place views by in-place shape change.
 _VIEWS: dict[Any, OpOverload] = {
     aten.t_.default: aten.t.default,
     aten.transpose_.default: aten.transpose.int,
@@ -227,7 +227,7 @@ _VIEWS: dict[Any, OpOverload] = {
     aten.squeeze_.dims: aten.squeeze.dims,
     aten.unsqueeze_.default: aten.unsqueeze.default,
 }
-# Views of a whole tensor, in its order.
+# Operators that return views of all elements in unchanged order.
 _RESHAPES = {
     *(aten.view.default, aten._reshape_alias.default, aten.alias.default, aten.detach.default),
     *(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default),

@@ -46,7 +46,7 @@ def _shape_of_groups(
 def _extremes(
     src: torch.Tensor, index: torch.Tensor, dim: int, initial: torch.Tensor, reduce: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the extreme of each group beyond ``initial``, and its first index.
+    """Return each group's maximum or minimum beyond ``initial``, and its first index.
 
     A group without one has zero, and as place the number of elements along ``dim``.
     """
@@ -224,7 +224,7 @@ def grid(
     return (torch.true_divide(pos - start, size).long() * strides).sum(1)
 
 
-#: The pieces of a B-spline of each degree, as functions of the fraction of its argument.
+#: The segments of a B-spline by degree, as functions of the fraction of its argument.
 _SPLINES: dict[int, list[Callable[[torch.Tensor], torch.Tensor]]] = {
     1: [lambda v: 1 - v, lambda v: v],
     2: [lambda v: 0.5 * v * v - v + 0.5, lambda v: -v * v + v + 0.5, lambda v: 0.5 * v * v],
@@ -311,7 +311,7 @@ def name_callers() -> None:
             libraries.register(name, Path(file).parent)
 
 
-#: By operator, as ``torch.ops`` names it.
+#: Replacements by the operator's name in ``torch.ops``.
 OPERATORS: dict[str, Callable[..., Any]] = {
     "torch_scatter.scatter_max": _scatter_extreme("amax"),
     "torch_scatter.scatter_min": _scatter_extreme("amin"),

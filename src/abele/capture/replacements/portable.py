@@ -28,7 +28,7 @@ Function = Callable[..., Any]
 _REDUCTIONS = ("none", "mean", "sum")  # by the numbers that operators use
 
 
-# Losses whose kernels take the numbers of classes as int64 only.
+# Losses whose kernels accept class indices as int64 only.
 _OF_CLASSES = (F.nll_loss, F.cross_entropy)
 
 
@@ -39,7 +39,7 @@ def _with_wide_classes(
     return func(scores, target.long() if target.dtype == torch.int32 else target, *args, **kwargs)
 
 
-# Where the argument ``sparse`` of these stands.
+# Position of the argument ``sparse`` by embedding function.
 _SPARSE_AT = {F.embedding: 6, F.embedding_bag: 7, torch.embedding: 4, torch.embedding_bag: 5}
 
 

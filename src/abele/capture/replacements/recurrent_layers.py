@@ -22,7 +22,7 @@ _KINDS: dict[Callable[..., Any], str] = {
     torch.rnn_tanh: "rnn_tanh",
     torch.rnn_relu: "rnn_relu",
 }
-#: Layers of fewer time steps stay torch's operators: those of a decoder are called for each symbol,
+#: Layers of fewer time steps remain torch's operators: a decoder calls its layers for each symbol,
 #: with the same weights.
 LEAST_STEPS = 8
 
