@@ -23,7 +23,7 @@ from abele.containers import is_dict, items_of
 ValueOf = Callable[[torch.Tensor], torch.Tensor | None]
 _ABSENT = object()
 _UNDER_FAKE = object()  # stands for what a dictionary holds under a tensor without data
-# Attributes of modules with their state, which forward's traces may not be cleaned from.
+# Attributes of modules that hold their state, which is no leftover of forward.
 _STATE = ("_parameters", "_buffers")
 _FILLED = (*_STATE, "_modules")
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))

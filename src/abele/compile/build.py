@@ -1,8 +1,8 @@
 """From captured programs to an executable: choose the target, lower, compile or load.
 
-How a program may be lowered is decided once, between the common passes and those of the lowering,
-and is part of the key. Where that leaves several ways, all are compiled and the one that is
-measured to be fastest is kept; the executable says which.
+The candidate lowerings of a program are chosen once, between the common passes and those of the
+lowering, and are part of the key. If there are several, all are compiled and the fastest by
+measurement is used; the executable records it.
 
 Nothing is silent here. The record says which target was chosen, why it is not another one, where
 the executable came from and how long each part took.
@@ -141,14 +141,14 @@ def build(
         programs: as captured.
         config: the configuration they were captured with.
         target: use this one instead of choosing; no fallback then.
-        cache: where executables are kept between runs, or come from.
+        cache: the source and store of executables between runs.
         log_folder: where a failing compiler's output goes; default a temporary folder.
         progress: called with each stage and the fraction done, as ``Observer.on_stage`` is.
         start: how the first steps run if nothing is cached; ``ABELE_START`` wins, except that a
             caller who waits is not made to start ``tiered``. ``BuildRecord.running`` says what
             was done and why. Where the target was forced, compiled programs that fail later are
             an error of the next step.
-        announce: told in words when compiled programs take over, or cannot.
+        announce: called with a sentence when compiled programs take over, or cannot.
         gather: connects the processes that share updates, which start alike; without it they wait
             for the compiler.
 
@@ -310,7 +310,7 @@ def lowered_for(
     """Return every program after all passes for a target, by name; nothing is compiled.
 
     Returns:
-        The program as each way to run it takes it: several if only measuring tells the fastest.
+        The program after each candidate lowering's passes: several if timing decides.
     """
     result: dict[str, list[tuple[Program, ChosenLowering]]] = {}
     for program in (_common(each, config) for each in programs):

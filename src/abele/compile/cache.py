@@ -98,8 +98,8 @@ class ExecutableCache:
     def lock(self, key: str) -> filelock.BaseFileLock | None:
         """Return the unacquired file lock of the process that compiles an executable.
 
-        The system takes the lock from a process that ends, however it ends. None where no folder
-        for locks is this user's alone: every process then makes its own executable.
+        The system releases the lock when the process ends, however it ends. None if no lock
+        folder belongs to this user alone: every process then compiles its own executable.
         """
         name = hashlib.sha256(
             f"{self.folder.absolute()}/{key}".encode(errors="surrogateescape")

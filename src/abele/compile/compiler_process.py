@@ -310,7 +310,7 @@ class _File:
         """Return the program with its compiled code.
 
         Raises:
-            CompilerError: it made none.
+            CompilerError: the compiler failed.
         """
         if result["code"] != 0 or not self._code.is_file():
             problem = "failed" if result["code"] else "made no file"

@@ -207,9 +207,9 @@ class Lowered:
     Attributes:
         programs: before the passes of lowerings.
         parts: of the executable's key; they name each program's lowerings.
-        target: what runs the programs in the end.
+        target: the target that runs the programs.
         config: how a call consumes its batch.
-        cache: where executables are kept.
+        cache: the store of executables.
         stored: the executable, if it was there.
     """
 
@@ -275,12 +275,12 @@ def compile_programs(
     """Compile programs by their candidate lowerings, and keep the fastest of each.
 
     Args:
-        target: what they are for.
+        target: the target of the code.
         programs: before the passes of lowerings.
         parts: see ``keys.key_parts``; they name each program's lowerings.
-        begins: told of each program's index and name.
+        begins: called with each program's index and name.
         clocked: runs a program and says how long that took; by default, the clock does.
-        ready: what need not be compiled any more.
+        ready: programs that are compiled already.
 
     Raises:
         TargetError: the target cannot compile here.
@@ -350,8 +350,8 @@ def lowered_by(target: Target, program: Program, name: str) -> Program:
     """Return a program after the passes of one of its lowerings.
 
     Raises:
-        ProgramError: it takes or gives something else then, so that it could not follow
-            interpreted steps.
+        ProgramError: its inputs or outputs changed, so that it could not replace the
+            interpreted program.
     """
     lowered = passes.run_only(program, target.lowering(name).passes)
     if (lowered.inputs, lowered.outputs) != (program.inputs, program.outputs):

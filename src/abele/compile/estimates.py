@@ -127,9 +127,9 @@ def share(passed_s: float, cpu_s: float | None, *, once: bool = False) -> float:
     """Return the share of computing time that steps cede to a background compiler.
 
     Args:
-        passed_s: since it was started, in seconds.
-        cpu_s: processor time that it was expected to take; None if nobody could tell.
-        once: most of it is for what is compiled once per machine.
+        passed_s: seconds since the compiler was started.
+        cpu_s: expected processor time of the compiler, in seconds; None if unknown.
+        once: most of the time is for kernels that are compiled once per machine.
     """
     first = _first()
     if cpu_s is None or passed_s <= long_s(cpu_s, once=once):

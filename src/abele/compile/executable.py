@@ -147,7 +147,7 @@ class ExecutableSource(Protocol):
             waiting: called once if another process is compiling it.
 
         Returns:
-            A context manager that gives whether the executable may be there by now.
+            A context manager that yields whether the executable may be stored by now.
         """
         ...
 
@@ -169,17 +169,17 @@ class Running:
         start: how the first steps ran.
         why: why they did not run otherwise, in words.
         manner: how lowered programs run; see ``Lowering.manner``.
-        required: name of the target if somebody insisted on it: steps may not stay interpreted
-            then, so that compiled programs that fail are an error. None if nobody did.
+        required: name of the target if it was forced: steps may not stay interpreted then, so
+            that a failed compilation is an error. None if it was not forced.
         interpreted: operator by operator with torch's kernels, bitwise plain PyTorch; else as the
             programs were lowered.
         since: the number of updates before the first one that ran as now.
         check: how compiled programs were compared with interpreted ones before they took over.
-        problem: why compiled programs did not take over; None if they did, or may yet.
+        problem: why compiled programs did not take over; None if they did, or still may.
         compile_s: how long another process compiled, in seconds; None before it is done.
         lowerings: how each program is or will be lowered; shared with the build record.
-        processor_s: processor time that it may take, in seconds; None if unknown.
-        expected_s: when it may be done, in seconds after ``began``; None if unknown.
+        processor_s: expected processor time of compilation, in seconds; None if unknown.
+        expected_s: expected end of compilation, in seconds after ``began``; None if unknown.
         began: when another process was started, on the clock of ``time.monotonic``.
         once: most of what is compiled is compiled once per machine.
     """
@@ -237,9 +237,9 @@ class Later(abc.ABC):
     """Programs that another process compiles; a session queries them between two calls.
 
     Attributes:
-        running: kept up to date by the session that they take over in.
+        running: the record of what runs, updated by the session.
         at: they take over at this update and wait to be ready then; as soon as they are if None.
-        announce: called with words on what happens, such as that they took over.
+        announce: called with a sentence on each event, such as the switch of programs.
     """
 
     running: Running

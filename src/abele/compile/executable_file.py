@@ -1,7 +1,7 @@
 """The file of an executable: the container members, and how they are saved and loaded.
 
-``code/NAME`` is a program's compiled code, and ``plans/NAME`` how that is called, where the
-lowering says so. It is native code, so trust it like a program, not like data.
+``code/NAME`` is a program's compiled code, and ``plans/NAME`` its call plan, if the lowering has
+one. It is native code, so trust it like a program, not like data.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def from_container(
         content: what ``to_container`` returned for the manifest.
         programs: see ``key_parts``.
         parts: of the executable that is wanted; the manifest says how programs are lowered.
-        target: what it was made for.
+        target: the target of the executable.
 
     Raises:
         ForeignExecutable: the target has no lowering of that name, or the code is of another one.

@@ -1,6 +1,6 @@
 """Start modes: how a program's first steps run while the program is not compiled.
 
-``tiered``     interpreted at once, while another process compiles; what it makes takes over
+``tiered``     interpreted, while another process compiles programs that take over
 ``wait``       compiled first, by this process
 ``interpret``  interpreted, and nothing is compiled
 """
@@ -45,7 +45,7 @@ def check() -> None:
     """Refuse contradictory environment variables of the start mode.
 
     Raises:
-        TargetError: it names an update at which compiled programs take over, and wants none to.
+        TargetError: it names an update for the switch to compiled programs, and forbids these.
     """
     wanted = requested()
     if swap_at() is not None and wanted not in (None, Start.TIERED):

@@ -50,10 +50,10 @@ class Wanted:
 
     Attributes:
         start: if the programs and the machine allow it.
-        announce: told in words what runs, and when that changes.
-        gather: connects processes that train together; None where there is one, or where
-            nobody says how to reach the others.
-        at_once: also where compiling would take hardly longer than interpreting the first step.
+        announce: called with a sentence on what runs, at the start and at changes.
+        gather: connects processes that train together; None for one process, or without a
+            connection.
+        at_once: also if compiling takes hardly longer than interpreting the first step.
     """
 
     start: Start = Start.WAIT

@@ -47,9 +47,9 @@ class Verdict:
         machine: hash of everything that the agreement depends on; see ``Executable.machine``.
         compared: number of compared tensors by role, such as ``{"parameter": 4, "result": 2}``.
         errors: largest error of a tensor by role, relative to the norm of that tensor.
-        judged_by: what decided: ``tolerance``, ``rounded weights`` or ``float64``.
-        remedy: how the code was made because that of the first choice did not agree; empty if
-            that one did.
+        judged_by: criterion: ``tolerance``, ``rounded weights`` or ``float64``.
+        remedy: how the code was compiled after the first choice did not agree; empty if the
+            first choice agreed.
     """
 
     machine: str

@@ -59,8 +59,8 @@ class Comparison:
     Attributes:
         problem: the first tensor that differs too much, and by how much; None if all agree.
         compared: number of tensors by role; empty if there is a problem.
-        errors: largest error by role, relative to the norm of the tensor; likewise.
-        judged_by: what decided: ``tolerance``, ``rounded weights`` or ``float64``.
+        errors: largest error by role, relative to the tensor's norm; empty if there is a problem.
+        judged_by: criterion: ``tolerance``, ``rounded weights`` or ``float64``.
     """
 
     problem: str | None
@@ -187,7 +187,7 @@ class Trial:
         """Return the results and written state of programs in float64, by name.
 
         Returns:
-            None where that says nothing of rounding, or cannot be computed.
+            None if float64 says nothing about rounding, or cannot be computed.
         """
         if not all(is_yardstick(each) for each in interpreted.programs):
             return None
@@ -350,11 +350,11 @@ def first_problem(
     """Return the first tensor with too large an error, as text; None if all agree.
 
     Args:
-        expected: what interpreted programs give.
-        moved: the same with weights that are rounded otherwise, once or several times.
-        computed: what compiled programs give.
-        exact: what interpreted programs give in float64.
-        errors: gets the error of each tensor that agrees, relative to its norm.
+        expected: results of interpreted programs.
+        moved: results with differently rounded weights, one or several times.
+        computed: results of compiled programs.
+        exact: results of interpreted programs in float64.
+        errors: receives the error of each tensor that agrees, relative to its norm.
     """
     for name, value in expected.items():
         truth = None if exact is None else exact[name]

@@ -45,12 +45,12 @@ class Attachment:
     """A model's registration as a user of its device, until ``end`` or its owner's end.
 
     Args:
-        owner: the object without which the device is not held any more.
+        owner: the object whose end ends the registration.
         target: which target runs the model, such as ``cpu``.
-        device: where the target keeps the weights.
+        device: the device of the weights.
 
     Attributes:
-        problem: why other processes cannot know of it; None if they can.
+        problem: why the file could not be written; None if it was.
     """
 
     def __init__(self, owner: object, target: str, device: torch.device):

@@ -18,13 +18,13 @@ class DeviceState:
     """Parameters, buffers, optimizer state, accumulators, counters and random streams.
 
     Args:
-        programs: those whose slots say what state there is.
+        programs: their slots define the state.
         device: where it lives.
-        config: how many replicas and groups there are, and the seed.
+        config: the numbers of replicas and groups, and the seed.
         params: initial parameters by name; copied. Those of ``config.replica_groups`` have a
             leading dimension for groups, also their state.
         buffers: initial buffers by name; copied once per replica.
-        optimizer_state: initial state by slot name; taken over where it is on the device already.
+        optimizer_state: initial state by slot name; not copied if it is on the device already.
         hyper: initial values of variable hyper-parameters by slot name.
         collective: the processes that share each update, ``config.processes`` of them. Weights and
             optimizer state become those of process 0 where they differ, with a warning.
@@ -37,11 +37,11 @@ class DeviceState:
         optimizer_state: by slot name, of trained parameters only.
         hyper: by slot name, float64 scalars.
         accumulators: sums of gradients by slot name.
-        counters: what programs count by themselves, by slot name.
-        exchange: what is done together with the other processes; None without.
+        counters: counters that programs update, by slot name.
+        exchange: the gradient exchange with other processes; None for one process.
         received: names of the parameters that came from process 0.
         uses_random: whether any program draws random numbers.
-        seed: of the random streams, as it was given.
+        seed: of the random streams.
     """
 
     def __init__(

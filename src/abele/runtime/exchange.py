@@ -1,9 +1,9 @@
 """All-reduce of gradients across processes before each update.
 
-Accumulators lie in one flat buffer per type, so that one exchange carries them all. A few numbers
-more travel behind them: whether a process had to give this update up, whether it could run other
-programs (`Votes`), and a checksum of what all must have in common (learning rates, weights that
-were written), which costs no exchange of its own.
+Accumulators are views of one flat buffer per dtype, so that one exchange carries them all. A few
+numbers follow them: whether a process had to cancel this update, whether it could run other
+programs (`Votes`), and a checksum of what all must have in common (learning rates, overwritten
+weights), which needs no separate exchange.
 
 Half sums are exchanged in float32 and rounded once: gloo would round at every process.
 """
@@ -121,7 +121,7 @@ class Exchange:
     Args:
         collective: connects them.
         config: how gradients are combined.
-        accumulators: the slots of all sums, by the name under which they are kept.
+        accumulators: the slots of all sums, by their name in the state.
         device: where they live.
 
     Raises:
@@ -129,8 +129,8 @@ class Exchange:
 
     Attributes:
         accumulators: tensors for the slots, zero, views of flat buffers.
-        updates: how many were made.
-        counts: what was exchanged for these updates.
+        updates: the number of updates.
+        counts: calls, bytes and seconds of the exchanges.
         votes: of all processes about running other programs.
     """
 
@@ -223,9 +223,9 @@ class Exchange:
             counters: those of an automatic loss scale are added too.
 
         Raises:
-            StoppedError: another process gave this update up; says why.
+            StoppedError: another process cancelled this update; says why.
             DisagreementError: something that must be the same in all processes is not.
-            RankLostError: a process is gone.
+            RankLostError: a process has ended.
         """
         self._open = False
         self._send(self._own_tail())

@@ -47,7 +47,7 @@ class Runner(Protocol):
 
         Args:
             steps: of the call.
-            watched: somebody wants to look at the state after each of them, where that can be.
+            watched: an observer wants the state after each micro-step, if possible.
         """
         ...
 
@@ -58,8 +58,8 @@ class Runner(Protocol):
             group: one of ``groups``.
             marks: gets two marks for each micro-step, of its beginning and its end. Where an error
                 ends the group, there is one at least if anything may have changed.
-            wanted: results of all micro-steps are wanted, also of those that the call does not
-                keep.
+            wanted: results of all micro-steps are wanted, also those that the call does not
+                return.
 
         Returns:
             What each micro-step returned.
@@ -117,9 +117,9 @@ class Plan:
     """The programs that run at each micro-step.
 
     Attributes:
-        model: the whole of a micro-batch as one program: its slots say what goes in and out and
-            what state there is.
-        start: makes the runner for a session's executable, state and update.
+        model: the program of a whole micro-batch: its slots define inputs, outputs and
+            state.
+        start: creates the runner for a session's executable, state and update.
     """
 
     model: Program

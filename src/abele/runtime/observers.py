@@ -3,9 +3,9 @@
 A session records the times of its latest call by itself. Observers write files, trace events and
 read values meanwhile. Any number may be attached; without one, no hook is called.
 
-Each micro-step has marks: two integers on the host, two events on a GPU. A GPU works on after the
-host has handed it a program, so the host's clock would only tell how long handing over took. Marks
-are therefore opaque until somebody reads them.
+Each micro-step has marks: two integers on the host, two events on a GPU. A GPU runs programs
+asynchronously, so the host's clock would only measure the time of queueing them. Marks are
+therefore opaque until ``nanoseconds`` reads them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Observer:
 
         Calls are faster where no observer overrides this or ``on_update``.
 
-        In a pipeline micro-steps overlap, and those of one update are told after all have run.
+        In a pipeline micro-steps overlap; an update's hooks are called after all have run.
 
         Args:
             step: which one.
@@ -123,12 +123,12 @@ class CallRecord(NamedTuple):  # made at every call that is observed: a dataclas
     """The times of one call and its micro-steps.
 
     Attributes:
-        began_ns: when it was made, on the clock of ``time.perf_counter_ns``.
+        began_ns: start of the call, on the clock of ``time.perf_counter_ns``.
         marks: before and after each micro-step, opaque; see ``micro_steps``.
-        ended_ns: when its results were where the caller wanted them, or it came to an error.
-        error: what it came to, if it did not end well.
-        following_ns: of the time before the first mark, what was left to a process that compiles,
-            and comparing what that has made.
+        ended_ns: when its results were delivered, or an error ended it.
+        error: the error that ended it, or None.
+        following_ns: time before the first mark that a compiling process and the comparison of
+            its programs took.
     """
 
     began_ns: int
