@@ -84,8 +84,8 @@ class _Formatter(argparse.HelpFormatter):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit status.
 
-    0, or what a command says of itself; 1 where a file cannot be read or written, and 2 from a
-    command whose answer may be 1; 130 after Ctrl-C, 141 where nobody reads what it prints.
+    0, or a command's own status; 1 if a file cannot be read or written, or 2 from a command with
+    its own status 1; 130 after Ctrl-C, 141 if the reader of its output has ended.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     words[:1] = [_ALIASES.get(word, word) for word in words[:1]]

@@ -1,6 +1,6 @@
 """The exceptions of the engine.
 
-A message says what was asked, what was found and what to do, in that order.
+A message names the request, the finding and the remedy, in that order.
 Front-ends translate these into the exception classes their users expect.
 """
 

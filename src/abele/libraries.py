@@ -1,7 +1,7 @@
 """Registry of packages whose code is not the user's: torch, this engine and front-ends.
 
-Messages name the user's line, so frames of these are stepped over; and what their objects hold is
-nothing that forward computes with.
+Messages name the user's line, so frames of libraries are skipped; and captures do not search their
+objects for tensors.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Measured peak compute and memory rates of this machine, for reports.
 
-What an operation is compared with is the same torch on the same threads, not a data sheet. What
-else runs can only slow it down, so the shortest of several runs counts.
+Rates are measured by the same torch on the same threads, not taken from a data sheet. Other
+processes can only slow runs down, so the shortest of several runs counts.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def measured() -> tuple[float, tuple[tuple[int, float], ...]]:
     It takes half a second.
 
     Returns:
-        Operations per second of a product of matrices; and pairs of bytes that an operation
-        touches, from few to many, and of bytes that go through in a second.
+        Operations per second of a GEMM; and pairs of bytes that an operation touches, ascending,
+        and of bytes per second.
     """
     return _measured(torch.get_num_threads())
 

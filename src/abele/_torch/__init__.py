@@ -298,7 +298,7 @@ def kernel_of(operator: OpOverload) -> Callable[..., Any]:
 def is_composite(operator: OpOverload) -> bool:
     """Return whether an operator is composite, so that tracing may decompose it.
 
-    Those that have code of their own for processors beside it stay: ``silu_backward``.
+    Composite operators with a separate CPU kernel stay: ``silu_backward``.
     """
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -341,7 +341,7 @@ def preserve_node_meta() -> Generator[None]:
 def cudnn_rnn(*arguments: Any) -> tuple[torch.Tensor, ...]:
     """Call ``aten._cudnn_rnn`` with its warnings as Python warnings.
 
-    Called as an operator it writes to the terminal that weights do not lie side by side.
+    Called as an operator it prints that weights are not contiguous in memory.
     """
     functions: Any = importlib.import_module("torch._VF")
     return functions._cudnn_rnn(*arguments)

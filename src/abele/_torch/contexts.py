@@ -206,8 +206,8 @@ def is_transformed(tensor: torch.Tensor) -> bool:
 def has_lost_worker(batches: Any) -> bool:
     """Return whether a worker process of a data loader's iterator has ended.
 
-    Torch keeps the iterator of persistent workers and asks them for the next epoch, also those that
-    were killed; every later epoch then fails.
+    Torch reuses persistent workers for the next epoch, even if some were killed; every later epoch
+    then fails.
 
     Args:
         batches: an iterator of torch's loader with ``num_workers`` of 1 or more.

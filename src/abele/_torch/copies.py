@@ -25,9 +25,9 @@ def copied_node(
     """Add a copy of a node to a graph, as ``graph.node_copy`` does.
 
     Args:
-        graph: gets the copy where it inserts nodes at the moment.
+        graph: gets the copy at its current insertion point.
         node: of any graph.
-        copied: what takes the place of each node among the arguments.
+        copied: returns the replacement of each node among the arguments.
         meta: of the copy, instead of the node's.
     """
     args: Any = map_arg(node.args, copied)
@@ -47,8 +47,8 @@ def new_call(
     """Add a call to a graph, as ``graph.call_function`` does.
 
     Args:
-        graph: gets the node where it inserts nodes at the moment.
-        target: what is called.
+        graph: gets the node at its current insertion point.
+        target: the called operator or function.
         args: its arguments, no symbolic sizes among them.
         meta: of the node.
     """
@@ -71,7 +71,7 @@ def _insert(new: torch.fx.Node) -> None:
 def copied_graph(graph: torch.fx.Graph) -> torch.fx.Graph:
     """Copy an FX graph with all nodes; the copy generates plain code.
 
-    Names of one graph are valid and differ, so the copies have them without being asked for each.
+    Node names of a graph are valid and unique, so copies have them without checks.
     """
     new = torch.fx.Graph(tracer_cls=graph._tracer_cls)
     untyped: Any = new

@@ -1,8 +1,8 @@
 """A stand-in for ``DTensor`` that avoids its import while operators are traced.
 
-Torch asks of every tensor that is not a plain one whether it is a ``DTensor``, and loads that class
-the first time: a quarter of a second and 120 modules, for programs without any. So torch gets a
-class that knows them once somebody has loaded them.
+Torch tests every tensor subclass for ``DTensor``, and imports that class at the first test: a
+quarter of a second and 120 modules, also for programs without any. So torch gets a stand-in, which
+recognizes them once the class is imported.
 """
 
 # pyright: reportPrivateUsage=false

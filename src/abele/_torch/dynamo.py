@@ -1,7 +1,7 @@
 """Private names of torch's compiler front-end (Dynamo), loaded only if needed.
 
-Nothing here needs the front-end, and loading it takes a second and 40 MiB, so whoever is not asked
-to compile by torch does not load it.
+This project does not need the front-end, and loading it takes a second and 40 MiB, so it stays
+unloaded in programs that do not use ``torch.compile``.
 """
 
 # pyright: reportPrivateUsage=false

@@ -1,7 +1,7 @@
 """Tracing of functions to FX graphs through torch's private tracer and proxy mode.
 
-``make_fx`` does the same, and more: it loads both halves of torch's compiler at its first call, for
-sizes that nobody knows and settings that are those of the compiler.
+``make_fx`` traces alike, but loads both halves of torch's compiler at its first call, for symbolic
+sizes and compiler settings.
 """
 
 # pyright: reportPrivateUsage=false
@@ -59,8 +59,8 @@ def graph_of(
 
     Args:
         function: takes ``inputs``, returns tensors.
-        inputs: tensors without data; the graph's, in order.
-        decompositions: what is traced instead of an operator.
+        inputs: fake tensors, one per graph input, in order.
+        decompositions: functions to trace instead of operators.
     """
     return _traced(function, tuple(inputs), decompositions or {})
 
@@ -122,7 +122,7 @@ def traced_operator(
         function: the operator.
         args: its arguments, tensors without data among them.
         kwargs: further ones.
-        results_of: gives an operator's results on tensors without data.
+        results_of: returns an operator's results on fake tensors.
     """
     decomposed = mode.decomposition_table.get(function)
     if decomposed is not None:
@@ -180,8 +180,8 @@ class Interception:
         """Pass each operator of the trace to ``call``.
 
         Args:
-            call: gets each, its arguments, and what traces any operator.
-            created: gets each node that is traced, and writes its stack trace.
+            call: receives each operator, its arguments, and a function that traces any operator.
+            created: receives each traced node, and writes its stack trace.
             results_of: gives an operator's results on tensors without data; by default torch does.
         """
         trace: Callable[..., Any] = self._mode.__class__.__torch_dispatch__

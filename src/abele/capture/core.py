@@ -38,9 +38,9 @@ class Captured:
     Attributes:
         programs: ``forward``; or ``step``; or ``accumulate`` and ``apply``; or those of
             ``capture_sections``.
-        constants: values forward returned that no program computes, by position.
+        constants: outputs of forward that no program computes, by position.
         updated: parameters that receive gradients.
-        tensor_names: what ``capture`` takes as ``anchors``; see ``tensor_names``.
+        tensor_names: names that ``anchors`` of ``capture`` may contain; see ``tensor_names``.
         loss: which output of the program of a micro-batch is the loss that is trained; None if
             none is.
     """
@@ -82,13 +82,13 @@ def capture(
         inputs: one micro-batch, flat; only shapes and dtypes are used.
         config: decides between one whole step and accumulate + apply.
         rule: the optimizer; needed for training.
-        name_modules: nodes remember the path of the module that made them.
-        hidden_paths: fragments of paths of files that are never named as the user's line.
+        name_modules: nodes record the path of their module.
+        hidden_paths: fragments of file paths that are not reported as the user's source.
         anchors: names of tensors that programs return behind their outputs.
         origins: nodes of backward carry what is known of their operation of forward; see
             ``origins``.
-        given: objects that ``call`` hands to forward beside the inputs. In these, in ``module`` and
-            in what can be reached from them no tensor without data is left.
+        given: objects that ``call`` passes to forward besides the inputs. No tensor without data
+            is left in objects reachable from these or from ``module``.
 
     Raises:
         CaptureError: an anchor's name does not exist; a hook that no program can run.
@@ -130,7 +130,7 @@ class Scaled:
     """Gradient counts and the scale limit of a micro-batch, for an automatic loss scale.
 
     Attributes:
-        elements: of gradients that were looked at.
+        elements: number of examined gradient elements.
         largest: upper limit of the scale.
     """
 

@@ -168,8 +168,8 @@ def explained(*, shows: bool = False) -> Generator[None]:
         shows: forward may print, format and pickle tensors, of which torch shows the shape alone.
 
     Raises:
-        DataDependentError: the value that it reads is not there yet.
-        CaptureError: it makes a tensor that is not dense, or writes what a program does not see.
+        DataDependentError: it reads a value, which a trace does not have.
+        CaptureError: it creates a tensor that is not dense, or writes outside the trace.
     """
     try:
         with _NoPrinting(shows) as mode:

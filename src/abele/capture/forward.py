@@ -58,9 +58,9 @@ class Forward:
     """The tensors that forward returned.
 
     Attributes:
-        returned: its tensors as it made them, with their history.
-        outputs: those that the program computes, without history.
-        constants: the values of the others, by position.
+        returned: the returned tensors with autograd history.
+        outputs: returned tensors that the program computes, without history.
+        constants: the values of all other returned tensors, by position.
     """
 
     returned: Sequence[torch.Tensor]
@@ -83,7 +83,7 @@ def state_in_place(recipe: Recipe, values: Values) -> Generator[References]:
 def called(recipe: Recipe, values: Values, references: References) -> list[torch.Tensor]:
     """Call forward on traced or other state, within a trace if one is active.
 
-    Errors are those of torch; whoever calls this opens ``explained``.
+    Errors are torch's; callers open ``explained``.
     """
     inputs = values.of(Role.INPUT)
     with (

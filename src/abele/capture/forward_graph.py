@@ -1,9 +1,9 @@
 """Recording of a forward as a graph of operators that runs without the source.
 
-The operators are those that forward's own calls reach first, above autograd: a dropout is one node,
-so is a batch norm that writes its statistics. So whoever runs the graph gets what forward would
-have given there: gradients on the host, a captured program inside a trace, the same random numbers.
-Nothing is made pure. State is passed in, constants are kept beside the graph.
+The operators are recorded above autograd: a dropout is one node, so is a batch norm that writes its
+statistics. So the graph behaves as forward where it runs: gradients on the host, a captured program
+inside a trace, the same random numbers. In-place writes stay. State is passed in, constants are
+stored with the graph.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ForwardGraph:
 
     Attributes:
         graph: takes parameters, buffers and inputs, in this order, and returns forward's tensors.
-        without_gradient: why gradients through the graph would not be forward's own; else empty.
+        without_gradient: why gradients through the graph would be wrong; else empty.
     """
 
     graph: torch.fx.GraphModule
@@ -71,7 +71,7 @@ def record(
     """Run forward once, on tensors without data, and record the operators that it calls.
 
     Raises:
-        CaptureError: forward does what a graph cannot hold.
+        CaptureError: forward does something that a graph cannot represent.
         DataDependentError: forward reads a value.
     """
     recipe = recipe_of(call, module, inputs, StepConfig(training=False), None)
@@ -237,9 +237,9 @@ def run(
     """Call the operators of a graph, on real tensors or inside a trace.
 
     Args:
-        forward: what ``record`` or a file gave.
+        forward: from ``record`` or a file.
         tensors: parameters, buffers and inputs in the order of ``record``; buffers are written.
-        marks_of: what is to be marked on nodes that are traced, by what was recorded.
+        marks_of: maps recorded marks to the marks of traced nodes.
     """
     with scopes.replaying() as continue_at, torch.set_grad_enabled(torch.is_grad_enabled()):
         return _Calls(forward.graph, continue_at, marks_of).run(*tensors)

@@ -75,10 +75,10 @@ def register(
     """Register the hooks of a parameter on its traced tensor.
 
     Args:
-        leaf: what the trace takes the gradient of.
+        leaf: the traced tensor with the gradient.
         original: the user's parameter.
-        name: of it.
-        scale: what the loss is multiplied by; hooks see the gradient without it.
+        name: of the parameter.
+        scale: the loss scale; hooks see the unscaled gradient.
     """
     untyped: Any = leaf
     for hook in _torch_hooks.of_gradient(original):

@@ -4,8 +4,8 @@ Forward may write into values that autograd saves for backward:
 
     y = relu(x); y.mul_(2)   ->   y = relu(x); saved = clone(y); z = mul(y, 2)
 
-Plain PyTorch refuses such a backward, because y is gone. Compilers differentiate a program without
-writes, and so does this: backward gets copies from before the write.
+Plain PyTorch refuses such a backward, because y is overwritten. Compilers differentiate programs
+without writes, and so does this module: backward gets copies from before the write.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class MicroBatch:
         forward: what forward returned.
         gradients: of the loss, by parameter; scaled.
         largest_scale: upper limit of the loss scale.
-        loss: which of forward's outputs is the loss; None if it returns another form of it.
+        loss: index of the loss in forward's outputs; None if another form of it is returned.
     """
 
     forward: Forward

@@ -39,7 +39,7 @@ class Leftovers:
     """Objects that forward can reach, with a snapshot of their contents.
 
     Args:
-        roots: the module, and whatever else forward is given.
+        roots: the module, and further objects passed to forward.
     """
 
     def __init__(self, *roots: Any):
@@ -77,7 +77,7 @@ class Leftovers:
 
         Args:
             value_of: the value of a tensor that follows from constants, else None.
-            state: also in parameters and buffers; not while others stand in their places.
+            state: also in parameters and buffers; not while these are substituted.
         """
         real = _Real(value_of)
         unusable: set[int] = set()

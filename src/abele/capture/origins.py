@@ -1,6 +1,6 @@
 """Origins of backward nodes: source lines and modules of forward.
 
-Every function of autograd's graph is tied to the operation of forward that made it; while backward
+Every function of autograd's graph has an operation of forward that created it; while backward
 runs, the nodes traced under a function get that operation's line, module and marks, as the entries
 ``of_line``, ``of_scope`` and ``of_MARK`` of ``node.meta["custom"]``. Done only for programs that
 need them.

@@ -1,7 +1,7 @@
 """Traversal of Python containers, objects and functions, with names of their parts.
 
 Code that keeps tensors keeps them somewhere: an attribute, a list, a dictionary of results, a
-variable of an enclosing function. Whoever has to find them asks here what a value holds.
+variable of an enclosing function. This module finds them.
 """
 
 from __future__ import annotations

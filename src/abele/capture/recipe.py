@@ -1,6 +1,6 @@
 """The inputs of a trace: forward with its training step as slots and settings.
 
-It is never changed. A trace of it gives a program, and beside that what the next program needs.
+A recipe is immutable. Its trace returns a program, and values that the next program needs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Recipe:
         inputs: one micro-batch as slots.
         config: how one call consumes its batch.
         rule: the optimizer; without groups where nothing is trained.
-        module_names: paths that nodes remember, by module.
+        module_names: paths recorded on nodes, by module.
         origins: nodes of backward carry what is known of their operation of forward.
         leftovers: the user's objects as they were before forward ran.
         whole_layers: recurrent layers are one operator, see ``traced``.

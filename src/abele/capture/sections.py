@@ -49,8 +49,8 @@ class Output:
     Attributes:
         shape: its shape.
         dtype: its element type.
-        differentiable: it depends on a trained parameter.
-        loss: it does, and is a scalar or the result of a criterion of torch.
+        differentiable: whether it depends on a trained parameter.
+        loss: it is differentiable, and a scalar or the result of a criterion of torch.
     """
 
     shape: tuple[int, ...]
@@ -102,7 +102,7 @@ def capture_from_outputs(
         module: as for ``capture``.
         inputs: as for ``capture``.
         rule: the optimizer.
-        choose: positions of differentiable outputs, at least one, among those it is given.
+        choose: returns the positions of one or more differentiable outputs.
         hidden_paths: as for ``capture``.
 
     Returns:
@@ -207,9 +207,9 @@ FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 def sections(sectioned: Sectioned) -> tuple[Program, ...]:
     """Cut a step into the programs ``forward``, ``backward`` and ``update``.
 
-    What a section takes that is neither state nor given to the step, an earlier one returns under
-    that name. The results of forward belong to the caller; ``update`` reads the gradients that
-    ``backward`` returned.
+    An input of a section that is neither state nor an input of the step is an output of that name
+    of an earlier section. The results of forward belong to the caller; ``update`` reads the
+    gradients that ``backward`` returned.
     """
     (step,) = sectioned.captured.programs
     step = passes.run(step)  # without nodes that say nothing, less crosses the cuts
@@ -254,10 +254,10 @@ def _needed(
     """Collect the operations of a section: its results' inputs, side effects and ordered ones.
 
     Args:
-        step: the whole.
+        step: the whole step.
         nodes: its operations.
         results: what the section returns.
-        late: what cannot be computed yet.
+        late: operations that a later section computes.
     """
     slots = dict(zip(step.placeholders(), step.inputs, strict=True))
     roots = {

@@ -44,15 +44,15 @@ class Place:
     """The rank of a process among all processes, and the address of their store.
 
     Attributes:
-        rank: which one, from 0.
-        size: how many there are.
-        address: host on which rank 0, or a launcher, keeps the store.
+        rank: index of the process, from 0.
+        size: number of processes.
+        address: host on which rank 0, or a launcher, runs the store.
         port: its TCP port.
-        local_rank: which one on this host.
-        hosts_store: this process keeps the store; otherwise it connects to it.
-        attempt: how often a launcher has restarted the run.
+        local_rank: index of the process on this host.
+        hosts_store: this process runs the store; otherwise it connects to it.
+        attempt: number of restarts by a launcher.
         timeout_s: see ``TIMEOUT``.
-        secret: see ``SECRET``; empty where there is none.
+        secret: see ``SECRET``; empty if there is none.
     """
 
     rank: int
@@ -70,10 +70,10 @@ class Place:
         """Read the store's address from the environment, for a process of known rank.
 
         Args:
-            rank: as the front-end was told.
-            size: likewise.
-            local_ranks: further variables in which a launcher says which process of the host
-                this is.
+            rank: as passed to the front-end.
+            size: number of processes, as passed to the front-end.
+            local_ranks: further variables in which a launcher passes the process's index on the
+                host.
 
         Raises:
             PlaceError: no meeting point is known, or ``RANK`` and ``WORLD_SIZE`` say otherwise.
@@ -149,18 +149,18 @@ def keep_store(
 ) -> distributed.TCPStore:
     """Open a key-value store in this process, reachable at one address only.
 
-    torch itself listens on every interface. The store asks nobody who they are, so for processes
+    torch itself listens on every interface. The store has no authentication, so for processes
     of one host it listens on the loopback.
 
     Args:
-        address: where the others look for it. One that is not of this machine, or that a name of
-            this machine has for itself alone, means every interface.
+        address: where other processes connect. An address of another machine, or a host name
+            that resolves to the loopback here, means every interface.
         port: 0 for a free one.
-        timeout: of its own client.
+        timeout: of the store's client in this process.
 
     Raises:
         OSError: the port is taken.
-        RuntimeError: likewise, as torch says it.
+        RuntimeError: the port is taken, as torch reports it.
     """
     listener = _listen(_number(address), port)
     host, port_number = listener.getsockname()[:2]
@@ -179,7 +179,7 @@ def meet(place: Place) -> distributed.Store:
 
     Raises:
         PlaceError: another program has the port.
-        RankLostError: the process that keeps it does not come in time.
+        RankLostError: the process that runs the store does not start in time.
     """
     endpoint = f"{place.address}:{place.port}"
     timeout = datetime.timedelta(seconds=place.timeout_s)
@@ -323,9 +323,9 @@ class Board:
         store: shared by all processes, and by nothing else.
         rank: of this process.
         size: number of processes.
-        timeout_s: silence after which a process counts as lost, and how long it may take to come.
-        position: tells how far this process is, for messages.
-        keeper: who is gone if the store is.
+        timeout_s: limit of arrival and of silence, after which a process counts as lost.
+        position: returns the progress of this process, for messages.
+        keeper: the process that is lost if the store is unreachable.
     """
 
     def __init__(
@@ -382,7 +382,7 @@ class Board:
                 timeout, instead of as long as they are alive.
 
         Raises:
-            RankLostError: a process does not come, has ended or is not heard of.
+            RankLostError: a process does not arrive, has ended or has no heartbeat.
         """
         number = self.begin(topic)
         keys = [f"gather/{topic}/{number}/{other}" for other in range(self.size)]
@@ -499,8 +499,8 @@ class Board:
 
         Args:
             last_words: begins with ``ENDED`` or ``STOPPED``.
-            linger_s: wait so long at most until the others have ended too; for the process that
-                keeps the store, without which nobody could read the last words.
+            linger_s: maximum wait for the end of the other processes; for the process that runs
+                the store, which they need to read the last words.
         """
         self.stop(last_words)
         with contextlib.suppress(RuntimeError):

@@ -41,7 +41,7 @@ class Counts:
 
     Attributes:
         calls: all-reduces and broadcasts.
-        bytes: of the tensors given to them; what travels per link depends on the algorithm.
+        bytes: of their tensors; transfers per link depend on the algorithm.
         seconds: in them, which includes waiting for slower processes.
     """
 
@@ -53,20 +53,20 @@ class Counts:
 class Collective:
     """The connection of a process to all processes of a run, with their collectives.
 
-    Every method raises RankLostError if a process is gone or does not come.
+    Every method raises RankLostError if a process has ended or does not arrive.
 
     Args:
-        place: which process this is, and where all meet.
+        place: rank of this process, and address of the store.
 
     Attributes:
-        rank: which one this is, from 0.
-        size: how many there are.
-        counts: what this process has exchanged.
+        rank: index of this process, from 0.
+        size: number of processes.
+        counts: collectives of this process.
 
     Raises:
         PlaceError: the port is taken.
         RankLostError: a process does not come in time.
-        DisagreementError: processes run other versions, or think that there are other numbers.
+        DisagreementError: processes have different versions, or other numbers of processes.
     """
 
     def __init__(self, place: Place):
@@ -97,7 +97,7 @@ class Collective:
 
         Args:
             values: of one shape everywhere; every process ends with the same bits.
-            topic: what it belongs to; a process that has ``leave``d this never comes.
+            topic: of the exchange; a process that has left it by ``leave`` never arrives.
         """
         with self._exchange(values) as wire:
             if self._shared is not None and not wire.is_cuda:
@@ -173,7 +173,7 @@ class Collective:
     def _exchange(self, values: torch.Tensor) -> Generator[torch.Tensor]:
         """Count a tensor exchange in a ``with`` block; after a failed one, refuse further ones.
 
-        After a failure the others may still reach it and would meet this process's next one.
+        After a failure other processes may still start it, and would meet this one's next exchange.
 
         Yields:
             The tensor itself, or a copy on the host where several processes share a GPU.
@@ -373,7 +373,7 @@ def connect(rank: int, size: int, local_ranks: Sequence[str] = ()) -> Collective
         local_ranks: see ``Place.of_environment``.
 
     Raises:
-        PlaceError: the environment does not tell where to meet, or contradicts this.
+        PlaceError: the environment lacks the store's address, or contradicts the arguments.
         RankLostError: a process does not come in time.
         DisagreementError: processes of other versions.
     """
@@ -428,7 +428,7 @@ class SharedSums:
         pids: of all processes, by rank.
 
     Raises:
-        OSError: a process is not seen from here.
+        OSError: a process is in another PID namespace or of another user.
     """
 
     def __init__(self, board: Board, pids: list[int]):
@@ -468,7 +468,7 @@ class SharedSums:
 
         Args:
             values: of one size everywhere.
-            check: raises if a process that is waited for does not come; called now and then.
+            check: raises if an awaited process is lost; called periodically.
         """
         flat = values.view(-1)
         most = SLOT_BYTES // flat.element_size()
@@ -575,7 +575,7 @@ def _open_of(pid: int, number: int, size: int) -> int:
     """Open the shared memory file of another process, and verify that it is one.
 
     Raises:
-        OSError: it is something else, or of another user.
+        OSError: it is another kind of file, or another user's.
     """
     path = f"/proc/{pid}/fd/{number}"
     if not os.readlink(path).startswith(f"/memfd:{_NAME} "):

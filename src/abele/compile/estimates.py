@@ -1,14 +1,13 @@
 """Estimates of compile time from earlier compiles, and the compiler's share of processor time.
 
-Threads that wait for each other all the time leave another process next to nothing, or are held up
-by it at each of their meetings. So steps pause for the compiler. A short run loses least where
-pauses are short, and a long one gains most from compiled programs; with these three times as fast,
-a run of twice the compile time is over sooner if nothing is interpreted, so pauses become long
-before that.
+Threads that synchronise often leave another process next to nothing, or are delayed by it at each
+barrier. So steps pause for the compiler. A short run loses least with short pauses, and a long one
+gains most from compiled programs; if these are three times as fast, a run of twice the compile time
+ends sooner if nothing is interpreted, so pauses become long before that.
 
-Counted in processor time of the compiling process and the compilers that it starts: how much of a
-processor it gets depends on what else runs. Each compile is noted in one small file per kind of
-machine in the user's cache. Before there is one, fitted rates per node of a graph serve.
+Times are processor time of the compiling process and its compilers, as their wall time depends on
+other processes. Each compile is recorded in one small file per kind of machine in the user's cache.
+Without a file, fitted rates per graph node are used.
 """
 
 from __future__ import annotations

@@ -30,9 +30,9 @@ def key_parts(
 ) -> dict[str, Any]:
     """Return the inputs of code generation as JSON values.
 
-    An executable is found by this key before any code is written, so the key has all that code is
-    written from: the programs, by fingerprints of everything in them; the sources of abele that
-    write; the machine as the target describes it, with torch and the kernel library; the compiler.
+    An executable is found by this key before any code is generated, so the key has all inputs of
+    code generation: fingerprints of the programs; abele's code-generating sources; the machine as
+    the target describes it, with torch and the kernel library; the compiler.
     A variable of the environment counts by what it changes: ``CXX`` by the compiler,
     ``ATEN_CPU_CAPABILITY`` by the target's capability, ``ABELE_LOWERING`` as asked, and options by
     the programs and the configuration. The number of threads changes no code.

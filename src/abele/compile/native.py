@@ -1,8 +1,7 @@
 """Program of the process that runs native compilers, and that ends with its parent process.
 
-As a program of its own it is run by its path and imports nothing but the standard library: it is
-there in a few hundredths of a second, where one that loads torch takes seconds of a processor that
-steps could have had.
+It is run by its path and imports only the standard library, so it starts in a few hundredths of a
+second. A process that loads torch takes seconds of processor time from the steps.
 """
 
 from __future__ import annotations
@@ -51,12 +50,12 @@ def main(folder: str, parent: str) -> None:
 def step_back(runnable: int) -> None:
     """Lower this process's priority, so that training steps get processors first.
 
-    Threads that wait for each other lose most where one of them cannot go on at once. Linux lets
-    them if the compiler is idle work, and hardly if it only has the lowest priority. Where others
-    keep the machine busy, idle work would never get on.
+    Threads that wait for each other lose most if one of them is preempted. Linux avoids this if the
+    compiler has the idle policy, and hardly if it only has the lowest priority. If other processes
+    keep the machine busy, the idle policy would starve the compiler.
 
     Args:
-        runnable: how many threads of the machine compute now, this one and those of steps included.
+        runnable: number of runnable threads of the machine, this one and the steps' included.
     """
     if hasattr(os, "SCHED_IDLE") and runnable <= (os.cpu_count() or 1) + 1:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -77,8 +76,8 @@ def _made(
 ) -> dict[str, Any] | None:
     """Run the compile commands of each stage, several in parallel; return the first failure.
 
-    Beside two compilers on two processors, steps take a quarter longer than beside one. So one
-    processor is theirs until those that pause for the compiler pause for long.
+    With two compilers on two processors, steps take a quarter longer than with one. So one
+    processor is left to the steps until these pause for long.
 
     Returns:
         The first failure, if there is one.
@@ -154,9 +153,8 @@ def _children_s() -> float:
 def end_with(parent: int) -> None:
     """End this process and the compilers it has started as soon as its parent has ended.
 
-    The other end of standard input is closed then. A process that ``parent`` has forked may keep it
-    open, so that Linux is asked for a signal too; it sends one also where only the thread has ended
-    that started this process.
+    The other end of standard input is closed then. A fork of ``parent`` may keep it open, so this
+    also requests a signal from Linux, which is sent even if only the starting thread has ended.
     """
 
     def end(*_: object) -> None:

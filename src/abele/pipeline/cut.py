@@ -2,10 +2,9 @@
 
     F0 F1 .. Fn | Bn .. B1 B0        parts, numbered from left to right
 
-For one micro-batch the parts run in this order, so an operation may stand in any part that is not
-before those of its arguments. Where it should stand, its mark says: ``stage`` in
-``node.meta["custom"]``, written by whoever knows what the user asked for. Operations of backward
-carry the stage of the operation of forward that they belong to.
+For one micro-batch the parts run in this order, so an operation may be in any part that is not
+before those of its arguments. Its mark names the stage: ``stage`` in ``node.meta["custom"]``,
+written by the front-end. Operations of backward have the stage of their operation of forward.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def assign(program: Program, stages: int) -> Parts:
 
     Args:
         program: with marks.
-        stages: how many there are; marks are below.
+        stages: number of stages; marks are smaller.
 
     Raises:
         Uncuttable: what has one order, draws or effects, would be in several parts.
@@ -194,11 +193,11 @@ def _read_no_value(node: torch.fx.Node) -> None:
 class Part(_cut.Part):
     """The program of one pipeline stage in one direction (forward or backward).
 
-    Its ``gives`` call the N-th output of the whole program ``result.N``.
+    In ``gives``, the N-th output of the whole program is called ``result.N``.
 
     Attributes:
         stage: from 0.
-        backward: or forward.
+        backward: whether it is the backward part.
     """
 
     stage: int
@@ -240,8 +239,8 @@ def cut(program: Program, stages: int, config: StepConfig) -> Cut:
 
     Args:
         program: as captured, with marks; see ``STAGE``.
-        stages: how many there are, at least 2.
-        config: what the program was captured with.
+        stages: number of stages, at least 2.
+        config: the configuration of the capture.
 
     Raises:
         Uncuttable: says why the program has to run as one.

@@ -31,10 +31,10 @@ class StageTimes:
     """Times and memory of one pipeline stage in one call.
 
     Attributes:
-        forward_ns: time in its forward, of all micro-batches together.
-        backward_ns: likewise in its backward.
-        held_bytes: the most that waited for its backward at once.
-        held_micro_batches: of how many micro-batches that was, at most.
+        forward_ns: time in its forward, summed over micro-batches.
+        backward_ns: time in its backward, summed over micro-batches.
+        held_bytes: peak bytes saved for its backward.
+        held_micro_batches: peak number of micro-batches saved for its backward.
     """
 
     forward_ns: int
@@ -48,7 +48,7 @@ class Measured:
     """The measurements of a pipeline in one call.
 
     Attributes:
-        stages: each stage's.
+        stages: times and memory of each stage.
         micro_batches: in each passage, from an empty pipeline to an empty one.
         passages: updates in training; 1 in inference.
         window_ns: from the beginning of a passage to its end, of all passages together.
@@ -172,7 +172,7 @@ def picture(times: Sequence[Timed], stages: int, width: int = 76) -> str:
 def pipelined(cut: Cut) -> Plan:
     """Return the plan of a session that runs the stages of a cut program in parallel.
 
-    Numbers are those of a session that runs the whole: every micro-batch sees the same weights,
+    Results are as without a pipeline: every micro-batch sees the same weights,
     gradients are added in the same order, and random numbers are drawn in the same order.
 
     Args:
@@ -194,7 +194,7 @@ class PipelineRunner:
         update: of the session.
 
     Attributes:
-        cut: as given.
+        cut: the parts of the program.
     """
 
     replays = False
@@ -265,8 +265,8 @@ class PipelineRunner:
     def _timed(self, passage: Passage, count: int) -> tuple[Passage, list[int]]:
         """Return the passage with times in ns, and the end of each of ``count`` micro-steps.
 
-        Micro-steps overlap; when one has left is when the next one's time begins. The last one's
-        ends with the update.
+        Micro-steps overlap; a micro-step's time begins when the previous one has left the pipeline.
+        The last one's ends with the update.
         """
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)

@@ -27,9 +27,9 @@ class MicroBatch:
     """The inputs of one micro-batch in a pipeline.
 
     Attributes:
-        replica: whose buffers and random numbers it uses.
-        rows: its inputs.
-        wanted: its results leave the pipeline.
+        replica: index of the replica whose buffers and random stream it uses.
+        rows: its input tensors.
+        wanted: whether the pipeline returns its results.
     """
 
     replica: int
@@ -53,8 +53,8 @@ class Passage:
     Attributes:
         outputs: per micro-batch, the outputs of the whole program, where wanted.
         times: of every task, in the order in which tasks ended.
-        most_bytes: per stage, the most bytes that waited for backward at once.
-        most_waiting: per stage, the most micro-batches that waited for backward at once.
+        most_bytes: per stage, the peak bytes saved for backward.
+        most_waiting: per stage, the peak number of micro-batches saved for backward.
     """
 
     outputs: list[Tensors | None]
@@ -85,11 +85,11 @@ class Pipeline:
     Args:
         cut: the parts.
         runs: the call of each program, by name.
-        arguments: makes the argument list of a program for a replica, but for the batch.
+        arguments: returns a program's argument list for a replica, without the batch.
         stream: opens a replica's stream of random numbers.
         device: where the parts run; on a GPU, all in the caller's stream.
         pool: one worker per stage.
-        mark: marks a moment.
+        mark: records a time mark.
     """
 
     def __init__(
@@ -269,9 +269,9 @@ class Task:
     """A task of a pipeline: one stage's forward or backward on one micro-batch.
 
     Attributes:
-        stage: where, from 0.
-        micro_batch: which, from 0.
-        backward: or forward.
+        stage: index of the stage, from 0.
+        micro_batch: index of the micro-batch, from 0.
+        backward: whether it is a backward task.
     """
 
     stage: int
@@ -328,7 +328,7 @@ def finished(
 
     Args:
         order: the tasks of each stage.
-        seconds: how long a task takes.
+        seconds: returns the duration of a task.
         training: as for ``needs``.
 
     Raises:
@@ -381,7 +381,7 @@ class WorkerPool:
 
         Args:
             jobs: one per worker; each sees the context variables of the caller.
-            stop: has jobs under way end soon; called if the caller is interrupted.
+            stop: makes active jobs end soon; called if the caller is interrupted.
 
         Raises:
             BaseException: the caller's interruption, or the first that a job ended with.
@@ -415,8 +415,8 @@ class WorkerPool:
     def _started(self) -> ThreadPoolExecutor:
         """Start the worker threads, each with its own number of torch's threads.
 
-        torch keeps one number per thread, which a thread takes over when it first asks for it, and
-        setting it sets the one that new threads take. The caller's number stays.
+        torch's number of threads is per thread, initialised from a default at the first use, and
+        setting it sets that default, too. The caller's number stays.
         """
         if self._pool is not None and self._started_by == os.getpid():
             return self._pool

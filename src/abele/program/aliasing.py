@@ -1,8 +1,8 @@
 """Aliases and lifetimes of the values of a graph.
 
-What the schemas of operators say decides: views and writes share the memory of an argument,
-everything else makes memory of its own. Whoever overwrites a value, plans memory or reports the
-most that is alive at once asks here.
+The schemas of operators decide: views and writes share the memory of an argument, other results
+have memory of their own. In-place passes, memory plans and reports of peak memory use this
+module.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class Aliases:
 def aliases_of_calls(graph: torch.fx.Graph) -> Aliases:
     """Return the aliases of a graph run by torch, where results share more than schemas say.
 
-    Memory plans and passes ask this. Only code that follows writes asks ``base``: nothing says
-    here that a write into such a result is one into the argument.
+    For memory plans and passes. Code that follows writes uses ``base``: a write to such a result
+    need not write to the argument.
     """
     aliases = Aliases()
     for node in graph.nodes:
@@ -173,7 +173,7 @@ class Liveness:
 
     Args:
         graph: values of nodes are in ``meta["val"]``.
-        memory: the node whose memory a value lives in; for whoever knows more than schemas and
+        memory: returns the node that owns a value's memory, if more is known than schemas and
             ``aliases_of_calls`` say.
     """
 

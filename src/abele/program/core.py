@@ -115,7 +115,7 @@ class Program:
         graph: the operations, one placeholder per input slot, in order.
         inputs: roles of the placeholders.
         outputs: roles of the returned values.
-        history: one stamp per stage that made or changed it.
+        history: one stamp per stage that created or changed the program.
         checks: operations watched for infinities and NaN; see ``passes.trap_exceptions``.
     """
 
@@ -260,7 +260,7 @@ def has_effect(node: torch.fx.Node) -> bool:
     """Return whether a node has side effects besides computing its result.
 
     Such nodes run once each and in the order of forward: they are neither merged nor computed
-    again, and ``effects_in_order`` chains them. One whose result nobody reads is dead code.
+    again, and ``effects_in_order`` chains them. A node with unused result is dead code.
     """
     return node.target in _EFFECTS
 

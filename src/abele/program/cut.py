@@ -1,8 +1,8 @@
 """Cutting of a program into parts that run one after another.
 
-A part returns its share of the program's results, and then what later parts need of it. Each part
-reads and writes the same named state as the whole, so it is fed like any other program. Constants
-and views are made again in every part that needs them.
+A part returns its share of the program's results, and then values that later parts need. Each part
+reads and writes the same named state as the whole program, so it is called like any other program.
+Constants and views are recomputed in every part that needs them.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Part:
 
     Attributes:
         program: what to run; ``None`` if there is nothing to do.
-        takes: names of its inputs that earlier parts give, and which part does.
-        gives: under which names its outputs are known to later parts, in order.
+        takes: names of inputs returned by earlier parts, and the index of that part.
+        gives: names of its outputs for later parts, in order.
     """
 
     program: Program | None
@@ -126,12 +126,12 @@ def cut(
 
     Args:
         program: pure; see ``Program``.
-        parts: the part of every operation, writes and returned nodes included, from 0. None stands
-            in a part before those of its arguments. Needless for what ``is_copied``.
+        parts: the part of every operation, writes and returned nodes included, from 0. No node is
+            in a part before those of its arguments. Not needed for nodes that ``is_copied``.
         names: of the parts' programs, in order.
-        shared: which of the program's results later parts read where they lie, and under which
-            name. The others belong to the caller, who may write into them.
-        homes: the part of inputs that only this one is given; later ones take them from it.
+        shared: results of the program that later parts read in place, and their names. Other
+            results belong to the caller, who may write to them.
+        homes: the only part that receives an input; later parts get the input from it.
 
     Returns:
         The parts in order. Where one writes to state, earlier ones and itself read what was there

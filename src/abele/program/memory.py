@@ -1,7 +1,7 @@
 """Memory use of a program step by step, and the tensors that occupy it.
 
-A program that runs as its graph says needs what ``aliasing`` finds. A lowering that places its
-values by itself says what it has planned, in the same terms; see ``Lowering.memory``.
+``aliasing`` finds the memory of a program that runs in graph order. A lowering with its own memory
+plan returns the same types; see ``Lowering.memory``.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class Piece:
     """A memory allocation of a program, with its live steps.
 
     Attributes:
-        node: the operation that makes what lies there; None if it is not known.
+        node: the operation that allocates it; None if unknown.
         result: which of its results, 0 if it has one.
         first: the first step that uses it.
         last: the last one.
         size: bytes.
-        begin: the moment within the first step at which it is made, 0 for the beginning.
-        end: the last moment within the last step at which it is there.
-        inner: the operation makes it for itself and frees it again.
-        asked: bytes that the operation asks for, if that is more; it does not touch the rest.
+        begin: the moment within the first step at which it is allocated, from 0.
+        end: the last moment within the last step at which it is live.
+        inner: workspace that the operation allocates and frees.
+        asked: bytes that the operation requests, if more; it does not touch the rest.
     """
 
     node: torch.fx.Node | None
@@ -55,15 +55,15 @@ class MemoryUse:
     """The memory use of a program besides its inputs.
 
     Attributes:
-        basis: where these numbers come from, in words.
+        basis: the source of these numbers, as text.
         nodes: what runs at each step.
-        pieces: memory of its own, made for some steps and freed after them.
-        reserved: bytes that the program keeps between calls.
-        inside: what lies in these bytes, at different times in the same ones.
-        shared: of the reserved bytes, those that other programs use while this one does not run;
-            None if pieces have no planned places.
-        bare: steps that take no memory beside these pieces.
-        scratch: bytes that kernels take for themselves and keep.
+        pieces: allocations that are live for some steps.
+        reserved: bytes that stay allocated between calls.
+        inside: allocations within the reserved bytes, which share memory over time.
+        shared: reserved bytes that other programs use while this program does not run; None
+            without a memory plan.
+        bare: steps that need no memory besides these allocations.
+        scratch: bytes of workspace that kernels allocate and retain.
     """
 
     basis: str

@@ -61,7 +61,7 @@ class Change:
         """Return the programs to use from the next call on; None to keep the present programs.
 
         Args:
-            inputs: gives the call's first micro-batch by the name of slots.
+            inputs: returns the call's first micro-batch by slot name.
 
         Raises:
             CompilerError: the target was insisted on, and no compiled programs can be used.
@@ -189,8 +189,8 @@ def agreeing(
     Args:
         trial: what is compared.
         oracle: the interpreted programs.
-        made: the compiled programs of the first choice.
-        agree: makes all processes that share updates come to the same choice.
+        made: the programs compiled by the first choice of lowerings.
+        agree: a reduction by which processes that share updates choose alike.
 
     Returns:
         Programs with their verdict; in words, the problem of each choice.
@@ -360,8 +360,8 @@ class TakeOver(Change):
     """The switch of a session from interpreted to compiled programs.
 
     Attributes:
-        updates: made by calls that have begun.
-        news: the announcement to make.
+        updates: number of updates of the calls that have begun.
+        news: text of the announcement.
         clock: the time in seconds, by which both are compared.
     """
 

@@ -35,17 +35,17 @@ class Session(DeviceState):
     Args:
         executable: programs: ``forward``, ``step``, or ``accumulate`` and ``apply``; or
             those that ``plan`` runs.
-        anchors: tensors to keep; the programs were captured with their names.
+        anchors: tensors to save; the programs were captured with their names.
         plan: how micro-steps run; one after the other by default.
         observers: observers of its calls; see ``add_observer``.
         loss: which output is the loss that is trained; None if none is.
 
     Attributes:
-        executable: what runs: as given, or what has taken over from that.
+        executable: the running executable, which compiled programs may replace.
         runner: runs the micro-steps.
         marks: of the latest call, before and after each micro-step; see ``runtime.observers``.
-        loss: as given.
-        replays: calls may bring their batch on the host, and what they return is on the host.
+        loss: which output is the trained loss.
+        replays: inputs and outputs are host tensors; the call replays a captured graph.
     """
 
     def __init__(
@@ -162,9 +162,9 @@ class Session(DeviceState):
 
         Raises:
             BatchError: the rows do not divide into micro-batches.
-            CollectiveError: another process is gone, or gave the update up.
+            CollectiveError: another process has ended, or cancelled the update.
             Exception: of a host call; what was summed since the last update is dropped.
-            TrappedError: an operation made an infinity or NaN, and the configuration traps them;
+            TrappedError: an operation produced an infinity or NaN, which the configuration traps;
                 state is as after the last complete update.
         """
         return self.call(batch, time.perf_counter_ns(), _as_they_are)
@@ -180,7 +180,7 @@ class Session(DeviceState):
         Args:
             batch: as for ``step``.
             began_ns: when the caller was called, on the clock of ``time.perf_counter_ns``.
-            deliver: takes the outputs where the caller wants them; the call ends with it.
+            deliver: converts or moves the outputs for the caller; the call ends with it.
 
         Returns:
             What ``deliver`` returned.
@@ -379,7 +379,7 @@ def of_new_sessions(make: Maker) -> Generator[None]:
     """Attach an observer to each session created in a ``with`` block, in any thread.
 
     Args:
-        make: returns the observer of a session that is nearly created, or None.
+        make: returns the observer of a session under construction, or None.
     """
     _makers.append(make)
     try:
@@ -426,10 +426,10 @@ def assemble(kept: list[list[torch.Tensor]], config: StepConfig) -> list[torch.T
 class SectionSession(DeviceState):
     """A session whose programs run as separate sections of a step, in the caller's order.
 
-    The caller keeps what passes from one program to another, and may run a section again.
+    The caller stores values between programs, and may run a section again.
 
     Attributes:
-        executable: as given.
+        executable: of the session.
         programs: by name.
     """
 
@@ -491,7 +491,7 @@ class Anchor:
     Attributes:
         name: what it is fetched by.
         tensor: its name in the programs, one of ``Captured.tensor_names``.
-        mode: which of its values are kept; ``None`` keeps those that the model's outputs keep.
+        mode: which of its values are saved; ``None`` for those returned of the model's outputs.
         period: with ``EVERY_N``, one device iteration in this many.
     """
 
@@ -505,7 +505,7 @@ class AnchorStore:
     """The anchored tensors among the results of a session's programs.
 
     Args:
-        anchors: what to keep.
+        anchors: the tensors to save.
         model: the program that runs at every micro-step.
         apply: the program that runs at every update, if it is another one.
         config: the schedule of a call.
@@ -539,7 +539,7 @@ class AnchorStore:
         Args:
             index: which micro-step of the call.
             outputs: what the model's program returned.
-            applied: what the update's returned, if it ran.
+            applied: what the update's program returned, if it ran.
         """
         for name, position in self._of_model.items():
             if self._keeps[name][index]:

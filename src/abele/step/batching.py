@@ -21,10 +21,10 @@ class MicroStep:
 
     Attributes:
         index: position in the call, counting from 0 in the order ``[D, GA, R]``.
-        replica: which replica's buffers and random stream it uses.
-        piece: which micro-batch of the input it sees, in the order ``[D, GA, G]``.
+        replica: index of the replica whose buffers and random stream it uses.
+        piece: index of its micro-batch of the input, in the order ``[D, GA, G]``.
         updates: the weights change after this micro-step.
-        keeps: its outputs leave the call (for ``SUM``: are added to the result).
+        keeps: the call returns its outputs (for ``SUM``: adds them to the result).
     """
 
     index: int

@@ -49,16 +49,16 @@ class StepConfig:
 
     Attributes:
         training: forward, loss, backward and update; otherwise forward alone.
-        gradient_accumulation: micro-batches whose gradients make one update.
+        gradient_accumulation: micro-batches per update and replica.
         replicas: data-parallel copies inside this process, each with its own buffers.
         processes: processes that share one update.
         reduction: how gradients combine over accumulation, replicas and processes.
         mean_strategy: where a mean divides: after the sum, at every gradient, or by replicas before
             backward and by accumulation after the sum.
         stochastic_rounding: updates round half weights, state and accumulators at random.
-        trap_exceptions: a step stops at the first operation that makes an infinity or NaN.
+        trap_exceptions: a step stops at the first operation that produces an infinity or NaN.
         input_group_size: replicas that receive the same inputs; divides ``replicas``.
-        input_group_type: which replicas those are.
+        input_group_type: assignment of replicas to these groups.
         replica_groups: parameters that have one value per group of replicas, by name.
         broadcast_buffers: replicas may not write to their buffers; the front-end checks it.
         device_iterations: updates (training) or batches (inference) in one call.

@@ -35,7 +35,7 @@ class Grouping:
     Attributes:
         replicas: how many there are.
         size: replicas in each group; divides ``replicas``.
-        type: which replicas are together.
+        type: assignment of replicas to groups.
 
     Raises:
         BatchError: the size does not divide the replicas.

@@ -37,7 +37,7 @@ class Rule:
     """The update rule of an optimizer, for one parameter and its state.
 
     Attributes:
-        state: returns what each tensor of the state is filled with at first.
+        state: returns the initial fill value of each state tensor.
         update: applies one gradient in place.
     """
 
@@ -65,7 +65,7 @@ class Group:
     Attributes:
         params: names of the parameters, as in ``named_parameters``.
         values: hyper-parameters by name (``lr``, ``momentum``, ``beta1``, ...).
-        variable: those that may change without another compilation.
+        variable: hyper-parameters that may change without another compilation.
     """
 
     params: tuple[str, ...]
@@ -82,7 +82,7 @@ class UpdateRule:
         groups: parameter groups, disjoint.
         loss_scaling: the loss is multiplied by this before backward and gradients divided after.
         loss_scaling_variable: the scale is a slot instead of a constant.
-        automatic_scaling: the scale is changed on the device; needs a variable one.
+        automatic_scaling: the scale adapts on the device; requires a variable scale.
         max_grad_norm: global norm to which gradients are clipped; infinity leaves them alone.
         accumulator_dtype: element type of gradient accumulators.
         state_dtypes: element type of state tensors that differ from float32.
@@ -514,9 +514,9 @@ class Repeats:
         """Call a traced function, or copy the nodes of an earlier call with the same key.
 
         Args:
-            key: of everything but ``tensors`` that decides what ``function`` does.
+            key: of everything besides ``tensors`` that affects ``function``.
             function: returns nothing; writes to ``tensors`` in place.
-            tensors: whatever it reads or writes that another call with this key does not.
+            tensors: the tensors read or written that differ between calls with this key.
         """
         traced = [_torch.traced_node(tensor) for tensor in tensors]
         arguments = [node for node in traced if node is not None]
@@ -547,7 +547,7 @@ class _Pattern:
 
     Attributes:
         tensors: the nodes of the tensors.
-        nodes: what was traced behind them.
+        nodes: the traced nodes after these.
         layout: the plain layout of the tensors, if they have one.
     """
 

@@ -19,8 +19,8 @@ def replacing(path: Path) -> Generator[BinaryIO]:
     """Yield a temporary file that replaces ``path`` atomically when the block ends.
 
     Args:
-        path: what to make or to replace; its folder is made if it is not there, and what killed
-            processes left half written in it is deleted.
+        path: the file to create or replace; its folder is created if missing, and incomplete
+            files of killed processes in it are deleted.
 
     Raises:
         OSError: the folder cannot be written, or the disk is full; an older ``path`` stays.

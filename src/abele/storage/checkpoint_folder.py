@@ -31,9 +31,9 @@ class CheckpointFolder:
     """The checkpoints of one run, ``PREFIX-STEP.ckpt``.
 
     Args:
-        folder: made at the first save.
+        folder: created at the first save.
         prefix: of the files' names.
-        keep: how many stay; older ones are deleted after a newer one is complete.
+        keep: number of retained files; older files are deleted after a newer one is complete.
         require: raises ValueError for the content of a file of another kind.
     """
 
@@ -136,7 +136,7 @@ class CheckpointFolder:
         """Write a checkpoint and then delete the oldest checkpoints.
 
         Args:
-            step: steps made so far.
+            step: number of steps so far.
             content: what ``state_file.plain`` returned.
 
         Raises:

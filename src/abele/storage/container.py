@@ -1,8 +1,8 @@
 """Container files of models: an uncompressed zip of named members with checksums.
 
 ``manifest.json`` holds the kind of file, the writer's description, and the size and
-SHA-256 of every other member. Tensors are their raw bytes in row-major order, beside their strides
-where these are others: code is written for the strides of constants. Nothing is unpickled, unpacked
+SHA-256 of every other member. Tensors are their raw bytes in row-major order, with their strides if
+these differ: code is compiled for the strides of constants. Nothing is unpickled, unpacked
 to disk or compressed (weights do not shrink, and a small file cannot grow huge).
 The checksums find damage, not malice: a file with compiled code is to be trusted like a program.
 """
@@ -33,7 +33,7 @@ def write(path: Path, kind: str, content: Mapping[str, Any], members: Mapping[st
     """Write a container file atomically.
 
     Args:
-        path: the file; folders are made, an older file is replaced.
+        path: the file; folders are created, an older file is replaced.
         kind: what the file is, checked when it is read.
         content: JSON values for the manifest.
         members: bytes, or tensors, by name.

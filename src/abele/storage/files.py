@@ -35,8 +35,8 @@ def make_private(path: Path, mode: int = 0o700) -> None:
     Another user may have made a folder of that name among the temporary files.
 
     Args:
-        path: the folder; those above are made too.
-        mode: who may look into it; nobody else may ever write there.
+        path: the folder; parent folders are created too.
+        mode: permission bits; only this user may write.
 
     Raises:
         OSError: it is no folder, somebody else's, or others may write to it.
@@ -70,15 +70,15 @@ _PAUSE_S = 0.01
 def folder_lock(folder: Path, waits_s: float = WAITS_S) -> Generator[bool]:
     """Lock a folder in a ``with`` block; other processes wait.
 
-    A process that ends lets go. Where a file system knows no locks, or one that holds it has been
-    stopped, nobody waits for ever.
+    The lock ends with its process. Waiting is limited, for file systems without locks and for
+    holders that have been stopped.
 
     Args:
-        folder: which one.
+        folder: the folder to lock.
         waits_s: how long to wait for others, in seconds.
 
     Yields:
-        Whether it is held.
+        Whether the lock is held.
     """
     try:
         handle = os.open(folder, os.O_RDONLY)
@@ -95,16 +95,16 @@ def folder_lock(folder: Path, waits_s: float = WAITS_S) -> Generator[bool]:
 def exclusive_file(file: Path) -> Generator[None]:
     """Lock a file in a ``with`` block, or raise if another process holds the lock.
 
-    A process that ends lets go. Processes that it has forked never hold the file, so those that
-    outlive it keep nobody away. Where a file system knows no locks, nobody is kept away either.
+    The lock ends with its process and is not inherited by forked processes. On file systems
+    without locks, no process is locked out.
 
     Args:
-        file: made if it is not there; stays. Where this process opens and closes it meanwhile, it
-            lets go.
+        file: created if missing; stays. The lock is lost if this process opens and closes the
+            file meanwhile.
 
     Raises:
         BlockingIOError: another process holds it.
-        OSError: it cannot be made.
+        OSError: the file cannot be created.
     """
     handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:

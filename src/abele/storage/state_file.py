@@ -61,7 +61,7 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
     """Write a state file atomically.
 
     Args:
-        path: the file; folders are made, an older file is replaced.
+        path: the file; folders are created, an older file is replaced.
         content: what ``plain`` returned.
 
     Raises:
@@ -136,7 +136,7 @@ def plain(value: Any, name: str = "state") -> Any:
     Args:
         value: tensors, numbers, strings, None and torch's dtypes and devices, in dictionaries,
             lists, tuples and sets.
-        name: what to call it in a message.
+        name: of the value in error messages.
 
     Raises:
         SerializationError: something else is in it; the message says where.

@@ -28,7 +28,7 @@ def folder(parent: str | os.PathLike[str] | None = None) -> Generator[str]:
     """Create a temporary folder for a ``with`` block.
 
     Args:
-        parent: where to make it; default: that of the system.
+        parent: the parent folder; default: the system's.
 
     Yields:
         Its path.

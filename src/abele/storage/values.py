@@ -56,7 +56,7 @@ def encode(value: Any, other: Callable[[Any], Any] | None = None) -> Any:
     Args:
         value: numbers, strings, None, torch's dtypes, devices, layouts and memory formats, slices,
             and lists, tuples, sets and dictionaries of these.
-        other: encodes what is none of that, as an object with one key; it may raise TypeError.
+        other: encodes other values, as an object with one key; it may raise TypeError.
 
     Raises:
         SerializationError: a value of another kind; names its type.
@@ -117,7 +117,7 @@ def decode(data: Any, others: Mapping[str, Callable[[Any], Any]] | None = None) 
 
     Args:
         data: what ``json.loads`` returned.
-        others: makes values of the caller's own tags.
+        others: decode values of the caller's own tags.
 
     Raises:
         SerializationError: an unknown tag, or a name torch does not have.

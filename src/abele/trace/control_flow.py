@@ -1,6 +1,6 @@
 """Tracing of loops and branches as single nodes with inner graphs.
 
-A body is traced where it stands, like any other code of forward, so that it may read parameters,
+A body is traced in place, like any other code of forward, so that it may read parameters,
 constants and values of its surroundings. Its nodes then move from the program into a graph of their
 own, whose inputs are the body's arguments and all other values that it reads.
 """
@@ -30,8 +30,8 @@ class _Outlined:
 
     Attributes:
         nodes: of the body, detached from the trace.
-        inputs: the nodes that stand for the body's arguments.
-        read: nodes of the program that the body reads beside its arguments, in order.
+        inputs: the nodes of the body's arguments.
+        read: nodes of the program that the body reads besides its arguments, in order.
         returned: the nodes of its results.
         fakes: its results, for their shapes and types.
         root: holds the constants and inner graphs that ``nodes`` name.
@@ -48,8 +48,8 @@ class _Outlined:
         """Return the body as a graph of its arguments and ``read`` without aliased results.
 
         Args:
-            read: what else it is called with; at least what it reads.
-            counted: it takes a counter first and returns it plus one.
+            read: further inputs of the graph; at least those that the body reads.
+            counted: the graph has a counter as first input and returns it plus one.
         """
         graph = torch.fx.Graph()
         counter = graph.placeholder("counter") if counted else None
@@ -73,9 +73,9 @@ def loop(
     """Apply ``body`` ``count`` times to its own results, starting from copies of ``inputs``.
 
     Args:
-        count: how often; known while capturing.
+        count: number of iterations, known while capturing.
         body: takes and returns tensors of the shapes and types of ``inputs``; runs once here.
-        inputs: values of the capture under way.
+        inputs: values of the active capture.
         check: called with the body's results; raises if they do not fit ``inputs``.
 
     Raises:

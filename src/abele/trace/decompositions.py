@@ -1,6 +1,6 @@
 """Replacements of operators that programs cannot contain, and values of constants.
 
-Each replacement gives the bits of the operator it stands for. A value that is computed from
+Each replacement computes bitwise the results of its operator. A value that is computed from
 constants alone is known while forward is traced.
 """
 

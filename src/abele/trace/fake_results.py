@@ -70,7 +70,7 @@ def key_of_call(
         function: the operator.
         args: its arguments.
         kwargs: further ones.
-        of_tensor: the part of a tensor; called for each, in the order of the arguments.
+        of_tensor: returns a tensor's part of the key; called in the order of the arguments.
 
     Raises:
         UnknownError: an argument of a kind that no key expresses.

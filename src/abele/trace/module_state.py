@@ -22,7 +22,7 @@ class ModuleState:
     Attributes:
         module: the module itself.
         params: parameters by name, without class or history: plain tensors that share storage.
-        buffers: registered buffers by name, likewise.
+        buffers: registered buffers by name, as plain tensors, too.
         trainable: names of parameters that require gradients.
         originals: the parameters themselves, with class and hooks, by name.
     """
@@ -174,7 +174,7 @@ def substituted(
 class _Allowed:
     """Traced tensors that forward may assign to an empty attribute of a module.
 
-    ``self.loss = nn.CrossEntropyLoss(weight=self.weights)`` makes a module with one of them.
+    ``self.loss = nn.CrossEntropyLoss(weight=self.weights)`` creates a module with such a tensor.
 
     Attributes:
         stand_ins: the ``id`` of the tensors that stand for parameters and buffers.
@@ -199,8 +199,8 @@ def _check_kept(module: torch.nn.Module, kept: Mapping[int, Store], allowed: _Al
 
     Args:
         module: after forward; it may have other children than before.
-        kept: what the stores of each module held before forward, by their ``id``.
-        allowed: tensors that a place may get that was empty.
+        kept: contents of each module's tensor dictionaries before forward, by their ``id``.
+        allowed: tensors that an empty attribute may get.
     """
     for kind, noun in (("_parameters", "Parameter"), ("_buffers", "Buffer")):
         for prefix, _, store in _stores(module, kind):

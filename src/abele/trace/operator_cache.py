@@ -64,8 +64,8 @@ class _Remembered:
     """The cached nodes and results of one call of an operator.
 
     Attributes:
-        nodes: copies of its nodes, in order.
-        inputs: what stands for the nodes of its tensor arguments.
+        nodes: copies of the nodes that it traced, in order.
+        inputs: placeholders of the nodes of its tensor arguments.
         results: its structure of results, with a ``_Made`` or ``_Given`` for each tensor.
     """
 
@@ -98,7 +98,7 @@ def remembering(
     """Cache operators in the current trace, and record source lines, in a ``with`` block.
 
     Args:
-        mode: makes the tensors.
+        mode: the fake tensor mode of the trace.
         state: memory of parameters and buffers, with their names.
 
     Yields:
@@ -479,7 +479,7 @@ class AssignedData(TorchFunctionMode):
         """Trace the copies of assigned tensors' last values into their slots.
 
         Raises:
-            CaptureError: a value does not fit, or lies in memory that something else keeps.
+            CaptureError: a value does not fit, or shares memory with another tensor.
         """
         assigned = [each for each in self._kept if id(each.tensor) in self._lines]
         with torch.no_grad():

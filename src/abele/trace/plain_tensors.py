@@ -53,7 +53,7 @@ class PlainMemory:
     def leave(self, value: torch.Tensor | None) -> None:
         """Write the values that a traced forward computed to a plain tensor's memory, if known.
 
-        The trace's history, which autograd wrote on the tensors, is taken from them.
+        The tensors lose the autograd history of the trace.
         """
         for tensor in self.tensors:
             if tensor.grad_fn is not None and not tensor._is_view():
@@ -67,7 +67,7 @@ class PlainTensors:
 
     Args:
         trace: the trace under way.
-        mode: makes the stand-ins.
+        mode: the fake tensor mode of the stand-ins.
         state: memory of parameters and buffers, with their names.
     """
 
@@ -96,7 +96,7 @@ class PlainTensors:
 
         Args:
             value: an argument of an operator, or a structure of them.
-            originals: gets each plain tensor under the ``id`` of its stand-in.
+            originals: receives each plain tensor under the ``id`` of its stand-in.
         """
         if isinstance(value, torch.Tensor):
             if isinstance(value, _torch.FakeTensor):

@@ -8,7 +8,7 @@ The function may write to its tensors in place and return them; the program writ
 Nearly every write is of a whole tensor without views, or of all of one through a view of another
 shape. It becomes the operation that computes the new value, and later readers of the tensor read
 that. Where other views see a write, or there are loops, torch's functionalization runs the graph
-once more. It gives the same graph except for views, and takes longer than tracing did.
+again. The result is the same graph except for views, but takes longer than tracing.
 """
 
 from __future__ import annotations
@@ -106,11 +106,11 @@ def trace(
         body: what the program computes; returns its outputs, and what else the caller wants to
             know of it.
         named: the input slots, in order; only shapes and dtypes of the values are used.
-        mode: makes the tensors.
+        mode: the fake tensor mode of the trace.
         lookup: chooses which other tensors the program returns behind its outputs.
 
     Returns:
-        The program, and what ``body`` returned beside its outputs.
+        The program, and what ``body`` returned besides its outputs.
     """
     started = time.perf_counter()
     fakes = [fake_of(item, mode) for item in named]

@@ -100,7 +100,7 @@ def require_only_readers(graph: torch.fx.Graph) -> None:
 def _summed(layer: torch.fx.Node) -> Iterator[torch.fx.Node]:
     """Yield a recurrent layer's hidden-state weight and bias, whose gradients sum over time.
 
-    So it has of the first state, but each layer is given a view of its own.
+    So has the first state's gradient, but each layer gets a separate view of that.
     """
     weights: Any = layer.args[3]
     yield from weights[1::2]
