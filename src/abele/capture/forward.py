@@ -55,7 +55,7 @@ class References(TorchFunctionMode):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Forward:
-    """The tensors that forward returned.
+    """The tensors returned by the traced forward.
 
     Attributes:
         returned: the returned tensors with autograd history.

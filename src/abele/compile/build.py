@@ -279,7 +279,7 @@ def _common(program: Program, config: StepConfig) -> Program:
 
 
 class _Choice(NamedTuple):
-    """The possible lowerings of a program, and why others were declined, by name."""
+    """The candidate lowerings of a program, and the reasons against declined lowerings."""
 
     ways: list[ChosenLowering]
     declined: dict[str, str]

@@ -34,7 +34,7 @@ class TakeOverWarning(UserWarning):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChosenLowering:
-    """The name of a program's lowering, and the reason for that choice in words."""
+    """The name of a program's lowering, and the reason for the choice as text."""
 
     name: str
     reason: str

@@ -88,7 +88,7 @@ def from_data(data: Any) -> Verdict | None:
 
 
 def record(verdict: Verdict) -> None:
-    """Store a verdict in the user's cache, which retains the latest ones.
+    """Store a verdict in the user's cache, which retains recent verdicts.
 
     Its name is a digest of the code, so that no other code can be taken for proven. Without one,
     because the cache cannot be written or it was deleted, the next process compares again.

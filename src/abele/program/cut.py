@@ -78,7 +78,7 @@ Parts = dict[Node, int]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
-    """One part of a program that was cut into parts.
+    """A part of a program that was cut into several.
 
     Attributes:
         program: what to run; ``None`` if there is nothing to do.

@@ -75,7 +75,7 @@ class Trial:
     Args:
         state: of the session; only copies of it are written.
         inputs: the tensors of a micro-batch of the first replica, by the name of their slots.
-        clock: the time in seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Trial:
         return Comparison(problem=problem)
 
     def _expectation(self, interpreted: Executable) -> tuple[_Values, float]:
-        """Return the results of interpreted programs and their run time; run them once."""
+        """Run interpreted programs once; return the cached results and their run time."""
         if self._expected is None or self._expected[0] is not interpreted:
             try:
                 values, took = self._run(interpreted, clock=self._time)

@@ -362,7 +362,7 @@ class TakeOver(Change):
     Attributes:
         updates: number of updates of the calls that have begun.
         news: text of the announcement.
-        clock: the time in seconds, by which both are compared.
+        clock: returns the time in seconds, to compare run times.
     """
 
     clock: Callable[[], float] = staticmethod(time.perf_counter)
@@ -469,7 +469,7 @@ class TakeOver(Change):
             exchange.vote(mine.problem if isinstance(mine, Failure) else None)
 
     def _decided(self) -> Outcome | None:
-        """Return the switch of programs that all processes agree on; None while that is open."""
+        """Return the switch of programs that all processes agree on; None while undecided."""
         exchange, mine = self._state.exchange, self._outcome
         if exchange is None:
             return mine

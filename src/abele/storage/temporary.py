@@ -1,4 +1,4 @@
-"""Temporary files whose names identify their process, so that leftovers are deleted.
+"""Temporary files with their process in the name, so that a killed process's files are deleted.
 
 A killed process leaves its files behind. The next process that makes files in the same folder
 deletes those whose process has ended. Processes of other machines or containers are not visible, so
