@@ -1,1 +1,1 @@
-"""The data loader, its process that reads ahead, and its position."""
+"""The data loader, its read-ahead worker process, and saving its position in a data set."""

@@ -35,7 +35,7 @@ _GUARD = '\nA script that starts processes needs a guard: if __name__ == "__main
 
 
 class AsynchronousDataAccessor:
-    """Reads a data set in a process of its own, ahead of the loop that consumes it.
+    """Reads a data set in a separate process, ahead of the training loop that consumes it.
 
     Elements are tensors, flat tuples or lists of tensors (given back as lists), dicts of tensors,
     or types with a registered custom parser; all have the shapes and types of the first one. With
@@ -104,7 +104,7 @@ class AsynchronousDataAccessor:
         self._start()
 
     def terminate(self) -> None:
-        """Stop the process; elements already fetched stay valid."""
+        """Stop the worker process; elements already fetched stay valid."""
         self._failure = self._failure or _TERMINATED
         self._consuming = self._reading = False
         self._stop()
@@ -118,7 +118,7 @@ class AsynchronousDataAccessor:
         return whole + (rest > 0 and not getattr(self._dataset, "rebatched_drop_last", True))
 
     def __iter__(self) -> Self:
-        """Return this object, at the beginning of an epoch."""
+        """Start an epoch of the data set and return this accessor."""
         self._require_usable()
         with self._lock:
             if self._reading:
@@ -136,7 +136,7 @@ class AsynchronousDataAccessor:
         return self
 
     def __next__(self) -> Any:
-        """Return the next element, waiting for it if need be.
+        """Return the next element of the data set, waiting until the worker has read it.
 
         Raises:
             AssertionError: The data set raised, an element does not fit the layout of the first
@@ -169,12 +169,12 @@ class AsynchronousDataAccessor:
         raise StopIteration
 
     def _begin_at(self, epoch: int, seed: int | None) -> None:
-        """Let the next iterator be of this epoch, with the random numbers that it has by a seed."""
+        """Set the epoch, and optionally the random seed, of the next iterator."""
         self._epoch, self._ahead = epoch - 1, False
         self._seed = self._seed if seed is None else seed
 
     def _leave_out(self, count: int, replay: bool) -> None:
-        """Let the next iterator leave out its first elements, by reading them if asked."""
+        """Have the next iterator skip its first ``count`` elements, reading them if ``replay``."""
         self._skip, self._replay, self._ahead = count, replay, False
 
     def _start(self) -> None:
@@ -187,7 +187,7 @@ class AsynchronousDataAccessor:
         self._lender = self._receive_memory()
 
     def _receive(self) -> tuple[Any, ...]:
-        """Return the next message of the worker, or one that says that it died."""
+        """Return the worker's next message, or a "died" message with its exit code."""
         try:
             # The dead worker's own children may keep the connection open: poll once more.
             while not self._connection.poll(_ALIVE_CHECK_S):

@@ -1,4 +1,4 @@
-"""The process behind an `AsynchronousDataAccessor`: reads the data set, fills slots, reports.
+"""The worker process of an `AsynchronousDataAccessor`: reads the data set into shared slots.
 
 Messages to the parent: ("layout", layout, rows of the first element) followed by the memory's
 descriptor; then for each slot ("full", run, slot, rows, structure), and after each epoch
@@ -38,7 +38,7 @@ from poptorch._forward.structure import ICustomArgParser, registerCustomArgParse
 
 @dataclass(frozen=True)
 class Job:
-    """The task of a worker; names are those of the accessor's arguments.
+    """The configuration of a worker process, named as the accessor's arguments.
 
     Attributes:
         parsers: Custom parsers, which the worker's registry may lack.
@@ -60,17 +60,17 @@ class Job:
 
 
 class _StoppedError(Exception):
-    """The parent closed the connection."""
+    """The signal inside a worker process that the parent has closed the connection."""
 
 
 class _RestartError(Exception):
-    """The parent asked for another run."""
+    """The signal inside a worker process that the parent requests a new run."""
 
 
 def main(connection: Connection, parents_end: Connection | None, job: Job) -> None:
-    """Run the worker until the parent stops it, dies, or the data set fails.
+    """Run the worker process until the parent stops it or dies, or the data set fails.
 
-    The inherited end of the parent would hide its death.
+    The parent's end of the pipe is closed here if inherited: it would hide the parent's death.
     """
     if parents_end is not None:
         parents_end.close()
@@ -100,7 +100,7 @@ def _exit_with_parent() -> None:
 
 
 class _Worker:
-    """The state of a worker process."""
+    """The state of a worker process that fills shared slots with data set elements."""
 
     def __init__(self, connection: Connection, job: Job) -> None:
         self._connection = connection
@@ -117,7 +117,7 @@ class _Worker:
         self._begin_epoch(0)
 
     def run(self) -> None:
-        """Produce epochs until stopped."""
+        """Fill slots with the elements of epoch after epoch until the parent stops the worker."""
         try:
             first = next(self._elements)
         except StopIteration:
@@ -170,7 +170,7 @@ class _Worker:
         self._elements = elements_of(self._dataset)
 
     def _leave_out(self, batches: int) -> None:
-        """Let the loader begin behind its first batches; part of an element may remain to drop."""
+        """Skip the loader's first batches; drop first rows if a batch ends within an element."""
         loader, size = self._dataset, self._job.rebatched_size
         if self._epoch == 0:
             loader.terminate()  # processes that are kept began together with this epoch

@@ -1,6 +1,6 @@
-"""`DataLoader`: torch's loader, with as many rows per batch as one call of a wrapped model takes.
+"""`DataLoader`: torch's loader with batches sized for one call of a wrapped model.
 
-The options say how many those are, and which share of the data set this process reads.
+The options determine the batch size, and the share of the data set that this process reads.
 """
 
 import atexit
@@ -35,17 +35,17 @@ _with_workers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 @atexit.register  # after torch's own, so before it: torch ends no workers once Python ends
 def _end_workers() -> None:
-    """End worker processes in order; killed ones leave ``pymp-*`` folders behind."""
+    """Shut down loader worker processes at exit; killing them leaves ``pymp-*`` folders behind."""
     for loader, process in list(_with_workers.items()):
         if process == os.getpid():
             loader._iterator = None
 
 
 class DataLoader(torch.utils.data.DataLoader):
-    """Batches of `batch_size` x device iterations x gradient accumulation x replicas rows.
+    """A data loader whose batches feed one call of a wrapped model.
 
-    With several processes each reads its own share of a map-style data set. The options object is
-    frozen.
+    A batch has `batch_size` x device iterations x gradient accumulation x replicas rows. Several
+    processes each read their own share of a map-style data set. The options object is frozen.
 
     Items of data sets in memory are fetched batch by batch, with the bits that single items have:
     ``TensorDataset``, torchvision's MNIST and CIFAR families with ``ToTensor``, ``Normalize`` and
@@ -124,21 +124,21 @@ class DataLoader(torch.utils.data.DataLoader):
 
     @property
     def combinedBatchSize(self) -> int | None:
-        """Rows of every batch; None if only the data set or the batch sampler knows."""
+        """Rows of a combined batch; None if only the data set or the batch sampler knows."""
         return self._size.combined
 
     @property
     def _combined_batch_size(self) -> int | None:
-        """Name of `combinedBatchSize` in the original, which published programs read."""
+        """The combined batch size, by the original's private name in published programs."""
         return self.combinedBatchSize
 
     @property
     def options(self) -> Options:
-        """The options the loader was made with."""
+        """The frozen `Options` that the loader was created with."""
         return self._options
 
     def terminate(self) -> None:
-        """Stop the processes that read for this loader."""
+        """Stop the accessor's and torch's worker processes of this loader."""
         if self._accessor is not None:
             self._accessor.terminate()
         self._iterator = None  # the last reference to torch's worker processes
@@ -185,7 +185,7 @@ class DataLoader(torch.utils.data.DataLoader):
         return _never_empty(iterator, self) if checked else iterator
 
     def _iterator_of_torch(self) -> Iterator[Any]:
-        """Return torch's iterator, of whole batches where these have the bits of single items."""
+        """Return torch's batch iterator, or one over whole batches if they have the same bits."""
         if self._iterator is not None and has_lost_worker(self._iterator):
             self._iterator = None  # torch then starts others
         if self.num_workers > 0:
@@ -203,19 +203,19 @@ class DataLoader(torch.utils.data.DataLoader):
         return WholeBatches(self.dataset, self._whole_indices(), pinned=pinned)
 
     def _whole_indices(self) -> Any:
-        """Return a sampler of whole batches' indices, as tensors where results are equal."""
+        """Return a sampler of batch indices, as tensors if torch's sampler would draw the same."""
         sampler: Any = self.batch_sampler
         if draws_at_once(sampler):
             sampler = TensorBatches(sampler)
         return Ordered(sampler, self._position.order, self.generator)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the data: the epoch, and how many of its batches were given.
+        """Return the loader's position: the epoch and the number of batches returned in it.
 
         An addition of this project.
 
         Returns:
-            Tensors and plain values, for `load_state_dict` of a loader that is made alike.
+            Tensors and plain values, for `load_state_dict` of a loader with the same arguments.
         """
         accessor = self._accessor
         return {
@@ -226,14 +226,14 @@ class DataLoader(torch.utils.data.DataLoader):
         }
 
     def load_state_dict(self, state: dict[str, Any], *, replay: bool = False) -> None:
-        """Let the next iterator give the batches that are left of the epoch of the state.
+        """Resume the data set at the position in ``state``: the next iterator finishes that epoch.
 
         It has the order of that epoch, and leaves the random numbers of this process as they are.
-        The iterators after it go on with the epochs that follow. An addition of this project.
+        Later iterators continue with the following epochs. An addition of this project.
 
         Args:
             state: What `state_dict` returned.
-            replay: Read the batches that are left out instead of stepping over them. Elements that
+            replay: Read the skipped batches instead of stepping over them. Elements that
                 draw random numbers in worker processes need it; iterable data sets are always
                 read.
 
@@ -269,7 +269,7 @@ class DataLoader(torch.utils.data.DataLoader):
 
     @property
     def _rows_of_an_element(self) -> int:
-        """Rows of what this loader gives at once, for an accessor that assembles batches."""
+        """Rows of each element that an accessor reads from this loader to assemble batches."""
         rows = self._size.combined if self._groups else self.batch_size
         return rows or 1
 
@@ -296,7 +296,7 @@ class DataLoader(torch.utils.data.DataLoader):
         return batched and not self.rebatched_drop_last and self._size.combined != 1
 
     def _choose_batches(self, batch_sampler: Any, worker_size: int | None) -> dict[str, Any]:
-        """Decide between whole batches and pieces, and say what torch's loader makes of it."""
+        """Choose between combined and rebatched batches; return arguments for torch's loader."""
         combined, drop_last = self._size.combined, self.rebatched_drop_last
         rebatches = self._mode is DataLoaderMode.AsyncRebatched
         require(
@@ -358,12 +358,12 @@ class DataLoader(torch.utils.data.DataLoader):
         return AsynchronousDataAccessor(source, rebatched_size=size, **self._async_options)
 
     def _set_epoch(self, epoch: int) -> None:
-        """Choose the share and order of the next iterator."""
+        """Set the epoch that determines this process's share and order of the data set."""
         if self._partition is not None:
             self._partition.epoch = epoch
 
     def _supply(self) -> tuple[int, int]:
-        """Count the rows, or micro-batches of a sampler, that there are and that a batch takes."""
+        """Count the available rows (or a sampler's micro-batches), and those that a batch needs."""
         source: Any = self.batch_sampler if self._groups else self.sampler
         if self._is_iterable:
             source = self.dataset
@@ -453,7 +453,7 @@ def _check_exclusions(
 
 
 def _never_empty(batches: Iterator[Any], loader: DataLoader) -> Iterator[Any]:
-    """Pass batches on; an epoch without any is an error."""
+    """Yield the batches of a loader; raise an error if an epoch has none."""
     empty = True
     for batch in batches:
         empty = False

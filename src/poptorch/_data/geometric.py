@@ -5,10 +5,7 @@ import importlib.util
 
 
 def registerGeometricCustomArgParsers() -> None:
-    """Let ``poptorch_geometric`` register the parsers of its batch types, if it is installed.
-
-    Importing this package does so; nothing happens without that one.
-    """
+    """Register the parsers of PyTorch Geometric's batches, if ``poptorch_geometric`` exists."""
     if importlib.util.find_spec("poptorch_geometric") is None:
         return
     companion = importlib.import_module("poptorch_geometric")

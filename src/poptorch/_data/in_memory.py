@@ -17,13 +17,13 @@ from torch.utils.data import Subset, TensorDataset
 
 
 class UnknownError(Exception):
-    """A data set whose items have to be fetched one by one; the message says why."""
+    """The error that a data set's items must be fetched one by one; its message says why."""
 
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-#: Which items, in order: a list of anybody's, or a tensor of numbers that are not negative.
+#: Indices of items, in order: any list, or a tensor without negative numbers.
 Indices = Sequence[int] | torch.Tensor
 
 
@@ -89,7 +89,7 @@ def numbers(indices: Indices) -> Sequence[int]:
 
 
 def _check(indices: Sequence[int], count: int) -> None:
-    """Refuse what a list and a tensor do not index alike; items say what is wrong with it."""
+    """Raise UnknownError for indices that are negative, too large or not plain integers."""
     if not indices or set(map(type, indices)) != {int}:
         raise UnknownError("indices are not plain integers")
     if min(indices) < 0 or max(indices) >= count:
@@ -122,7 +122,7 @@ def _is_plain(value: Any) -> bool:
 
 
 class Pictures:
-    """Pictures that the data set would give as objects of PIL.
+    """A batch of images that the data set would return as PIL objects one by one.
 
     Args:
         values: uint8 [rows, channels, height, width].
@@ -142,7 +142,7 @@ def _of_cifar(dataset: Any, indices: Indices) -> torch.Tensor:
     return values.permute(0, 3, 1, 2).contiguous()
 
 
-#: What pictures [rows, channels, height, width] a ``__getitem__`` begins with, by its home.
+#: Readers of images [rows, channels, height, width], by (module, name) of ``__getitem__``.
 _TORCHVISION: dict[tuple[str, str], Callable[[Any, Indices], torch.Tensor]] = {
     ("torchvision.datasets.mnist", "MNIST.__getitem__"): _of_mnist,
     ("torchvision.datasets.cifar", "CIFAR10.__getitem__"): _of_cifar,
@@ -162,7 +162,7 @@ def _of_pictures(
 
 
 def _transformed(transform: Any, images: Any) -> Any:
-    """Apply a transform of torchvision to every picture of a batch, with the same bits.
+    """Apply a torchvision transform to every image of a batch, with the same bits.
 
     Classes are known by name and module: torchvision need not import. Parameters are read at each
     call, so a program may change them at any time.
@@ -218,7 +218,7 @@ def _targets(targets: Any, indices: Indices) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=256)
 def indexed_attributes(kind: type) -> tuple[type, tuple[str, ...]]:
-    """Return what a class whose items are rows of its tensors indexes.
+    """Return the tensor attributes that a data set class indexes in ``__getitem__``.
 
     Its code is compared with that of ``return self.a[index]`` and of
     ``return self.a[index], self.b[index]``, with any number of attributes.
@@ -227,7 +227,7 @@ def indexed_attributes(kind: type) -> tuple[type, tuple[str, ...]]:
         The type of an item, tuple or Tensor, and the names of the attributes.
 
     Raises:
-        UnknownError: it does something else.
+        UnknownError: ``__getitem__`` does something else.
     """
     method = getattr(kind, "__getitem__", None)
     unusual = UnknownError(f"{kind.__name__}.__getitem__ does more than to index tensors")

@@ -1,4 +1,4 @@
-"""The position of a loader in its data, and resuming from it.
+"""The position of a data loader in its data set, and resuming from it.
 
 The order of an epoch follows from random numbers that torch's loader draws when the epoch begins.
 So a position is the number of the epoch, how many batches were given, and the state of the random
@@ -16,13 +16,13 @@ from poptorch._error import error
 
 
 class Position:
-    """The position of one loader; not shared with copies of it.
+    """The position of a data loader in its data set; not shared with copies of the loader.
 
     Attributes:
-        begun: iterators that have been asked for, each an epoch.
-        given: batches that the latest of them has given.
-        running: whether it has not come to its end yet.
-        start: random state when it was asked for; None where another process has it.
+        begun: number of iterators (epochs) that have been started.
+        batches_out: number of batches that the latest iterator has returned.
+        running: whether the latest iterator has not finished yet.
+        start: random state when it was started; None where another process has it.
         order: the ``Order`` that its sampler follows.
     """
 
@@ -38,9 +38,9 @@ class Position:
         make: Callable[[int, bool], Iterator[Any]],
         generator: torch.Generator | None,
     ) -> "Counted":
-        """Start an epoch, or continue a loaded epoch.
+        """Start an epoch of the data loader, or continue a loaded epoch.
 
-        ``make`` gives an iterator that leaves out so many batches, by reading them if asked.
+        ``make(skip, replay)`` creates an iterator that skips batches, reading them if ``replay``.
         """
         loaded, self._loaded = self._loaded, None
         now = host_random.read(generator)
@@ -64,7 +64,7 @@ class Position:
         generator: torch.Generator | None,
         loaded: dict[str, Any],
     ) -> Iterator[Any]:
-        """Return an iterator in the middle of an epoch; the random state stays as it is now."""
+        """Return an iterator in the middle of an epoch; keep the current random state."""
         now, start = self.start, loaded["start"]
         self.batches_out = loaded["given"]
         self.order.resume(loaded["order"])
@@ -78,7 +78,7 @@ class Position:
         return iterator
 
     def state(self, has_workers: bool) -> dict[str, Any]:
-        """Return the position as tensors and plain values, for ``load``."""
+        """Return the loader's position as tensors and plain values, for ``load``."""
         return {
             "begun": self.begun,
             "given": self.batches_out if self.running else 0,
@@ -89,38 +89,38 @@ class Position:
         }
 
     def load(self, state: dict[str, Any], replay: bool) -> None:
-        """Make the next iterator go on from a state."""
+        """Have the loader's next iterator resume from a saved position."""
         self.begun = state["begun"] - state["running"]
         self.batches_out, self.running = 0, False
         self._loaded = {**state, "replay": replay}
 
 
 class Order:
-    """A sampler's indices from the position on; remembers the random state they began with.
+    """The order of a sampler's indices in one epoch, and the random state that it starts with.
 
-    ``after`` is the state behind the first draw, where another one was put in place before.
+    ``after`` is the random state behind the first draw of a resumed epoch, else None.
     """
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Let the next iterator start an epoch with the current random state."""
+        """Have the sampler's next iterator start an epoch with the current random state."""
         self.start: dict[str, Any] | None = None
         self.after: dict[str, Any] | None = None
         self._resumed: dict[str, Any] | None = None
         self._skip = 0
 
     def resume(self, start: dict[str, Any] | None) -> None:
-        """Let the next iterator start with this random state, or the current one if None."""
+        """Set the random state that the sampler's next iterator starts with; None: the current."""
         self._resumed = start
 
     def leave_out(self, count: int) -> None:
-        """Let the next iterator skip the sampler's first ``count`` items."""
+        """Have the next iterator skip the sampler's first ``count`` items."""
         self._skip = count
 
     def of(self, sampler: Any, generator: torch.Generator | None) -> Iterator[Any]:
-        """Return one epoch of a sampler; draws when its first item is asked for, as torch's do."""
+        """Iterate over one epoch of a sampler; random numbers are drawn with the first item."""
         return self._items(sampler, generator, self._resumed, self._skip)
 
     def _items(
@@ -147,7 +147,7 @@ class Order:
 
 
 class Ordered:
-    """A sampler seen through an ``Order``; the generator is the loader's own, if it has one."""
+    """A sampler that follows an ``Order``, with the loader's random generator if it has one."""
 
     def __init__(self, sampler: Any, order: Order, generator: torch.Generator | None) -> None:
         self._sampler, self._order, self._generator = sampler, order, generator
@@ -160,7 +160,7 @@ class Ordered:
 
 
 class Counted:
-    """An iterator that counts for a position as long as no newer iterator has begun."""
+    """An iterator that counts batches for a loader's position until a newer iterator starts."""
 
     def __init__(self, batches: Iterator[Any], position: Position) -> None:
         self._batches, self._position, self._epoch = batches, position, position.begun
@@ -185,7 +185,7 @@ class Counted:
 
 
 def check_fits(loader: dict[str, Any], state: dict[str, Any]) -> None:
-    """Refuse the state of a loader with different batches, and name the differing settings."""
+    """Raise an error for the saved position of a loader with different batch settings."""
     unlike = [
         f"{name} {state.get(name)} there, {value} here"
         for name, value in loader.items()

@@ -1,4 +1,4 @@
-"""The division of a data set between processes, and joining micro-batches of a batch sampler.
+"""Division of a data set between processes, and concatenation of a sampler's micro-batches.
 
 Every process computes the same permutation of an epoch from the same seed, and owns a contiguous
 range of it. Micro-batches are collated one by one: a collate function may pad or count within one.
@@ -20,7 +20,7 @@ _SEED_RANGE = 2**63
 def owned_range(
     num_elements: int, combined_batch: int, process: int, num_processes: int, drop_last: bool
 ) -> tuple[int, int, int]:
-    """Divide a data set between processes.
+    """Return the index range of a data set that one of several processes reads.
 
     Args:
         num_elements: Size of the data set.
@@ -41,7 +41,7 @@ def owned_range(
 
 
 class PartitionSampler(Sampler[int]):
-    """The indices that one process reads, in a new order at each new iterator.
+    """A sampler of the indices that one of several processes reads, reshuffled every epoch.
 
     Without a seed the data set stays in order. The arguments are those of `owned_range`.
 
@@ -73,7 +73,7 @@ class PartitionSampler(Sampler[int]):
         return iter(self.order().tolist())
 
     def order(self) -> torch.Tensor:
-        """Begin an epoch: return its indices, int64 [count]."""
+        """Start an epoch and return this process's indices, int64 [count]."""
         epoch, self.epoch = self.epoch, self.epoch + 1
         # Every second epoch all ranges move to the end, so that the leftovers get their turn.
         first = self._first + (self._leftovers if epoch % 2 else 0)
@@ -85,7 +85,7 @@ class PartitionSampler(Sampler[int]):
 
 
 def grouped(micro_batches: Iterable[Any], size: int, drop_last: bool) -> Iterator[Any]:
-    """Concatenate every `size` consecutive micro-batches, which are structures of tensors."""
+    """Concatenate every `size` consecutive micro-batches, each a structure of tensors."""
     iterator = iter(micro_batches)
     while group := list(islice(iterator, size)):
         if len(group) == size or not drop_last:
@@ -93,7 +93,7 @@ def grouped(micro_batches: Iterable[Any], size: int, drop_last: bool) -> Iterato
 
 
 def concatenated(parts: list[Any], name: str = "batch") -> Any:
-    """Join equal structures of tensors along dimension 0; other values must be equal."""
+    """Concatenate structures of tensors along dimension 0; their other values must be equal."""
     if len(parts) == 1:
         return parts[0]
     first = parts[0]

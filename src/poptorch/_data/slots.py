@@ -1,4 +1,4 @@
-"""Elements of a data set in memory that two processes share.
+"""Memory slots through which two processes share the elements of a data set.
 
 The memory is an anonymous file: it has no name that could outlive the processes, and it does not
 count against the size of /dev/shm, which containers keep small. A slot holds one element; all
@@ -27,7 +27,7 @@ _ALIGNMENT = 64  # a cache line; also suits every dtype
 
 @dataclass(frozen=True)
 class Parts:
-    """An element taken apart: its kind, the name of each tensor, the tensors."""
+    """A data set element as its container kind, tensor names and tensors."""
 
     kind: str
     names: tuple[Any, ...]
@@ -35,7 +35,7 @@ class Parts:
 
     @classmethod
     def of(cls, element: Any) -> Self:
-        """Take an element apart.
+        """Split a data set element into container kind, tensor names and tensors.
 
         Raises:
             AssertionError: It is neither a tensor nor a flat container of tensors.
@@ -64,7 +64,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Field:
-    """Layout of one tensor of every element in a slot."""
+    """The shape, dtype and byte offset of one tensor in a memory slot."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -73,14 +73,14 @@ class Field:
 
 @dataclass(frozen=True)
 class Layout:
-    """Structure, shapes and dtypes that all elements share.
+    """The structure, shapes and dtypes shared by all elements of a data set.
 
     Attributes:
-        kind: What an element is made back into: tensor, list, dict or custom.
+        kind: Container to assemble an element in: tensor, list, dict or custom.
         names: Name of each tensor; the keys of a dict.
-        fields: Shape, dtype and place of each tensor.
+        fields: Shape, dtype and byte offset of each tensor.
         slot_bytes: Size of a slot.
-        rows: Dimension 0 of all tensors when elements are assembled from pieces, else None.
+        rows: Dimension 0 of all tensors when elements are assembled from slices, else None.
     """
 
     kind: str
@@ -91,7 +91,7 @@ class Layout:
 
     @classmethod
     def of(cls, first: Parts, rows: int | None = None) -> Self:
-        """Derive the layout from the first element."""
+        """Derive the slot layout from the first element of a data set."""
         fields, end = [], 0
         if rows is not None:
             num_rows(first)
@@ -107,7 +107,7 @@ class Layout:
         return cls(first.kind, first.names, tuple(fields), max(end, _ALIGNMENT), rows)
 
     def ordered(self, parts: Parts) -> list[torch.Tensor]:
-        """Return the tensors of a later element in the order of the first, or refuse it."""
+        """Return an element's tensors in the first element's order; raise an error if unlike it."""
         require(
             parts.kind == self.kind and set(parts.names) == set(self.names),
             "All elements need the structure of the first, which was a "
@@ -128,7 +128,7 @@ class Layout:
         return tensors
 
     def assemble(self, tensors: list[torch.Tensor], structure: bytes | None) -> Any:
-        """Make an element of its tensors; `structure` is what `structure_of` returned."""
+        """Build an element from its tensors; `structure` is the result of `structure_of`."""
         if self.kind == "tensor":
             return tensors[0]
         if self.kind == "dict":
@@ -142,7 +142,7 @@ class Layout:
 
 
 def num_rows(parts: Parts) -> int:
-    """Return dimension 0, which all tensors of an element must share to be rebatched.
+    """Return the common size of dimension 0 of an element's tensors, needed for rebatching.
 
     Raises:
         AssertionError: The tensors have different sizes, or none.
@@ -168,7 +168,7 @@ def anonymous_file(num_bytes: int) -> int:
 
 
 class Slots:
-    """The memory of all slots; the mapping keeps the memory of the file, which is closed."""
+    """Memory-mapped slots for data set elements; the mapping outlives the closed file."""
 
     def __init__(self, layout: Layout, number: int, descriptor: int) -> None:
         self.layout = layout
@@ -177,19 +177,19 @@ class Slots:
         os.close(descriptor)
 
     def window(self, slot: int) -> memoryview:
-        """Return the bytes of a slot: a new object, which lives as long as tensors made of it."""
+        """Return a new view of the bytes of a slot; tensors created from it keep it alive."""
         start = slot * self.layout.slot_bytes
         return memoryview(self._memory)[start : start + self.layout.slot_bytes]
 
     def tensors(self, window: memoryview, rows: int | None = None) -> list[torch.Tensor]:
-        """Return a slot's tensors, which alias its memory; only the first rows if given."""
+        """Return the tensors that alias a slot's memory, truncated to ``rows`` unless None."""
         raw = torch.frombuffer(window, dtype=torch.uint8)
         views = [_view(raw, field) for field in self.layout.fields]
         return views if rows is None else [view[:rows] for view in views]
 
 
 def structure_of(element: Any, tensors: list[torch.Tensor]) -> bytes:
-    """Return everything of a custom-typed element but its tensors."""
+    """Pickle a custom-typed element without its tensors."""
     buffer = io.BytesIO()
     _StructureWriter(buffer, tensors).dump(element)
     return buffer.getvalue()
@@ -226,7 +226,7 @@ def _describe(value: Any) -> str:
 
 
 def elements_of(dataset: Any) -> Iterator[Any]:
-    """Iterate over a data set, by index where that is the only way."""
+    """Iterate over a data set, by index if it defines no iterator."""
     if hasattr(dataset, "__iter__") or not hasattr(dataset, "__len__"):
         return iter(dataset)
     # Python would index until an IndexError, which a data set need not raise.
@@ -234,13 +234,13 @@ def elements_of(dataset: Any) -> Iterator[Any]:
 
 
 class _Loan(weakref.ref):
-    """A lent slot: a reference to the window that its tensors keep alive."""
+    """A weak reference to the memory window of a lent slot, which the slot's tensors keep alive."""
 
     slot: int
 
 
 class Lender:
-    """Hands slots to the program and, when their tensors are gone, back to the worker."""
+    """Lends memory slots to the program, and reclaims them once their tensors are freed."""
 
     def __init__(self, connection: Connection, slots: Slots) -> None:
         self._connection = connection
@@ -249,7 +249,7 @@ class Lender:
         self._process_id = os.getpid()
 
     def lend(self, slot: int, rows: int | None, structure: bytes | None) -> Any:
-        """Make an element of a slot, which goes back when all its tensors are gone."""
+        """Build an element in a slot that is reclaimed once all the element's tensors are freed."""
         window = self._slots.window(slot)
         loan = self._lent[slot] = _Loan(window, self._window_gone)
         loan.slot = slot
@@ -260,7 +260,7 @@ class Lender:
         return self._slots.layout.assemble(tensors, structure)
 
     def give_back(self, slot: int) -> None:
-        """Let the worker fill a slot again."""
+        """Notify the worker that a slot may be filled again."""
         with contextlib.suppress(OSError):  # the worker is gone, nobody needs the slot
             self._connection.send(("free", slot))
 

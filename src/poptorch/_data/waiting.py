@@ -19,13 +19,13 @@ from poptorch._logging import logger
 
 
 class Waiting:
-    """The times of the loops over one loader.
+    """Measured times of the loops over one data loader: total, and waiting for batches.
 
-    What counts is the time from one batch to the next: the program's work on a batch, then waiting
-    for another. The first such time of each epoch does not count, because a first call compiles.
+    A time runs from one batch to the next: the program's work on a batch, then waiting for
+    another. The first of each epoch does not count, because a first call compiles.
 
     Args:
-        steps: of the device, per batch.
+        steps: device steps per batch.
         show: whether the line is written where compiling is shown, else it goes to the log.
 
     Attributes:
@@ -41,11 +41,11 @@ class Waiting:
         self.batches = self.loop_ns = self.waiting_ns = 0
 
     def begin_epoch(self) -> None:
-        """Note that the next batch is the first of an epoch."""
+        """Exclude the next batch, an epoch's first, from the measured loop times."""
         self._last, self._skip = None, True
 
     def note(self, asked_ns: int, given_ns: int) -> None:
-        """Count a batch: when it was asked for and when it was there, by ``perf_counter_ns``."""
+        """Record when a batch was requested and received, in ns of ``perf_counter_ns``."""
         _here.waits.ns += given_ns - asked_ns
         _here.latest = self
         if self._beginning != _beginning:
@@ -60,7 +60,7 @@ class Waiting:
         self._last = given_ns
 
     def loop(self) -> Loop | None:
-        """Return the waiting times so far; None before the first."""
+        """Return the measured loop and waiting times; None if no batch has been counted."""
         if self._beginning != _beginning or not self.batches:
             return None
         return Loop(
@@ -87,7 +87,7 @@ class Waiting:
 
 
 class Timed:
-    """An iterator that tells a ``Waiting`` of its batches; a loader's ``note`` keeps it alive."""
+    """An iterator that reports the waiting time of each batch; ``note`` keeps the loader alive."""
 
     def __init__(self, batches: Any, waiting: Waiting, note: Callable[[], None]):
         self._batches, self._waiting, self._note = batches, waiting, note
@@ -108,7 +108,7 @@ class Timed:
 
 
 class _Here(threading.local):
-    """Waiting time of a thread for its batches, and its latest loader."""
+    """The time a thread has waited for batches, and the times of its latest loader."""
 
     def __init__(self) -> None:
         self.waits = Waits()
@@ -116,9 +116,9 @@ class _Here(threading.local):
 
 
 class LoopAround:
-    """Finds out in which loop somebody stands who calls it again and again.
+    """Finds the data loader whose loop a wrapped model is called in.
 
-    Called, it gives what this thread has waited for batches, which grows without further calls.
+    A call returns this thread's waiting time for batches, an object that is updated later.
     """
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class LoopAround:
         return _here.waits
 
     def loop(self) -> Loop | None:
-        """Return the waiting times of this thread's latest loader; None without one."""
+        """Return the times of the data loader with the longest loop; None without a loader."""
         return None if self._waiting is None else self._waiting.loop()
 
 
@@ -143,7 +143,7 @@ _longest: Waiting | None = None
 
 
 def begin_again() -> None:
-    """Forget all times: other programs run from now on, and these may be slower or faster."""
+    """Reset all measured waiting times, for programs that were replaced and may differ in speed."""
     global _beginning, _longest
     _beginning, _longest = _beginning + 1, None
 

@@ -1,4 +1,4 @@
-"""Reading a data set in memory batch by batch instead of item by item, with the same bits.
+"""Reading an in-memory data set batch by batch instead of item by item, with the same bits.
 
 Compared with single items whenever an epoch begins; where anything differs or is not known, items
 are fetched one by one. Indices of an epoch are tensors where its sampler is known to draw all of
@@ -20,12 +20,12 @@ from poptorch._data.samplers import PartitionSampler
 _FIRST, _AT_RANDOM = 2, 6  # items that are compared
 _AT_ONCE = 64  # batches: a long epoch need not wait until the last of them is divided off
 
-#: What computing a batch of known parts can come to; single items say it in their own words.
+#: Errors of reading a whole batch; reading its items one by one then raises the data set's own.
 _FAILURES = (UnknownError, RuntimeError, TypeError, ValueError, IndexError, AttributeError)
 
 
 class WholeBatches:
-    """An epoch of a data set in memory; indices are lists, or tensors of no negative numbers."""
+    """An epoch of an in-memory data set; indices are lists, or tensors without negatives."""
 
     def __init__(self, dataset: Any, indices: Any, *, pinned: bool):
         self._dataset, self._sampler, self._pinned = dataset, indices, pinned
@@ -53,7 +53,7 @@ def _pinned(batch: Any) -> Any:
 
 
 def why_single(dataset: Any, collate: Callable[[list], Any]) -> str | None:
-    """Return why items have to be fetched one by one; None if whole batches have the same bits.
+    """Return why a data set's items must be fetched one by one; None if batches have the same bits.
 
     Reads a few items. Neither torch's random numbers nor Python's are touched.
     """
@@ -109,7 +109,7 @@ def _bits(values: torch.Tensor) -> torch.Tensor:
 
 
 class TensorBatches:
-    """Indices of torch's batch sampler, drawn in its order, as int64 tensors.
+    """The batches of indices that torch's batch sampler would draw, as int64 tensors.
 
     Args:
         sampler: one of which ``draws_at_once`` is true.
@@ -132,7 +132,7 @@ class TensorBatches:
 
 
 def draws_at_once(sampler: Any) -> bool:
-    """Return whether later epochs' indices may be drawn early without a visible difference."""
+    """Return whether all indices of an epoch may be drawn early without a visible difference."""
     if type(sampler) is not BatchSampler:
         return False
     rows: Any = sampler.sampler
