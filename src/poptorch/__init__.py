@@ -1,4 +1,4 @@
-"""PopTorch programs, unmodified, on CPUs and NVIDIA GPUs.
+"""PopTorch's interface for running unmodified PopTorch programs on CPUs and NVIDIA GPUs.
 
 The names, defaults and behaviours of PopTorch 3.4 over the ``abele`` engine. Independent of
 Graphcore, whose interface it is compatible with.

@@ -85,14 +85,14 @@ class UnrecoverableError(Error):
 
 
 class IndexCheckError(Error, IndexError):
-    """An index, or the class of a target, that is out of range.
+    """An error for an index, or a target class, that is out of range.
 
     Differs from the original: an IPU reads other memory.
     """
 
 
 def error(message: str) -> Error:
-    """Return the `Error` to raise from Python code."""
+    """Create a `poptorch.Error` without a source location, for the caller to raise."""
     return Error(message)
 
 

@@ -1,7 +1,7 @@
-"""Estimate of whether a wrapped model fits into a memory, and changes that would make it fit.
+"""Estimates whether a wrapped model fits into memory, and suggests changes that make it fit.
 
-Only changes that have an effect here are offered, and only ones that leave the numbers of an update
-alone. Half precision and smaller batches of batch norms do not, and say so.
+Only changes that have an effect here are offered, and only those that leave the numbers of an
+update alone. Half precision and smaller batches of batch norms do not, and say so.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ _FAILURES = (AbeleError, RuntimeError, TypeError, ValueError)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A model with the arguments of a call; captured when first needed, never compiled or run.
+    """A model with the arguments of a call, captured lazily to estimate its memory.
 
     Attributes:
         module: the model.
@@ -72,7 +72,7 @@ class Trial:
 
     @functools.cached_property
     def captured(self) -> Captured:
-        """The captured programs.
+        """The captured programs of the model.
 
         Raises:
             CaptureError: forward cannot be captured.
@@ -84,7 +84,7 @@ class Trial:
 
     @functools.cached_property
     def placement(self) -> PlacementTable:
-        """Blocks of the operators of forward."""
+        """The table of blocks that forward's operators are placed in."""
         return placed(self.captured.programs, self.options, training=self.config.training)
 
     @functools.cached_property
@@ -97,12 +97,12 @@ class Trial:
 
     @property
     def batch_bytes(self) -> int:
-        """Bytes of the inputs of one call."""
+        """The input bytes of one call."""
         return sum(each.nbytes for each in self._rows)
 
     @property
     def module_bytes(self) -> int:
-        """Bytes of the module's own parameters and buffers, each memory once."""
+        """The bytes of a module's parameters and buffers, counting shared storage once."""
         state = ModuleState.of(self.module)
         tensors = (*state.params.values(), *state.buffers.values())
         storages = {each.untyped_storage().data_ptr(): each.untyped_storage() for each in tensors}
@@ -119,12 +119,12 @@ class Trial:
 
 
 class NotOffered(Exception):
-    """A change does not apply to a program; the text says why."""
+    """The reason why a memory-saving change does not apply to a program."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Change:
-    """A change to a program.
+    """A change to a program that may reduce its memory.
 
     Attributes:
         name: description.
@@ -146,14 +146,14 @@ class Change:
 
 
 def micro_batch_option(*, training: bool) -> tuple[str, str]:
-    """Return the field and the setter for the number of micro-batches of an update or a call."""
+    """Return the config field and the option setter for the number of micro-batches."""
     if training:
         return "gradient_accumulation", "Training.gradientAccumulation"
     return "device_iterations", "deviceIterations"
 
 
 def smaller_micro_batches(trial: Trial) -> Iterator[Change]:
-    """Yield micro-batches of a half, a quarter and so on.
+    """Yield changes that divide the micro-batch size by 2, 4 and so on, to save memory.
 
     Raises:
         NotOffered: results would differ.
@@ -191,7 +191,7 @@ def _batch_norms(trial: Trial, rows: int) -> str:
 
 
 def recomputed(trial: Trial) -> Iterator[Change]:
-    """Yield rematerialization of the inside of consecutive modules.
+    """Yield the change that rematerializes activations inside consecutive modules.
 
     Raises:
         NotOffered: there are no consecutive modules, or the options forbid it.
@@ -214,7 +214,7 @@ def recomputed(trial: Trial) -> Iterator[Change]:
 
 
 def _blocks(module: torch.nn.Module) -> tuple[str, list[torch.nn.Module]]:
-    """Return path and children of the module with most nested children, or most children."""
+    """Return path and children of the module with the most nested children, then most children."""
     several = [(path, list(each.children())) for path, each in module.named_modules()]
 
     def deep(blocks: list[torch.nn.Module]) -> int:
@@ -239,7 +239,7 @@ def _hooked(path: str, module: torch.nn.Module) -> Iterator[None]:
 
 
 def halved(trial: Trial) -> Iterator[Change]:
-    """Yield weights and inputs in float16.
+    """Yield the change that converts weights and inputs to float16.
 
     Raises:
         NotOffered: there is nothing in float32.
@@ -278,7 +278,7 @@ WAYS: Sequence[Callable[[Trial], Iterator[Change]]] = (smaller_micro_batches, re
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rung:
-    """A change on top of the preceding ones.
+    """A memory-saving change, estimated on top of the preceding changes.
 
     Attributes:
         name: description.
@@ -297,7 +297,7 @@ class Rung:
     answer: Answer
 
     def data(self) -> dict[str, Any]:
-        """Return all fields as JSON values."""
+        """Return all fields of a memory-saving change as JSON values."""
         answer = self.answer
         return {
             **{each.name: getattr(self, each.name) for each in dataclasses.fields(self)},
@@ -309,7 +309,7 @@ class Rung:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ladder:
-    """Changes that together make a model fit, or need less memory if none suffices.
+    """A sequence of changes that make a model fit into memory, or at least need less.
 
     Attributes:
         rungs: the changes.
@@ -324,11 +324,11 @@ class Ladder:
 
     @property
     def fits(self) -> bool:
-        """True if the model fits with all changes."""
+        """True if the model fits into memory with all changes."""
         return bool(self.rungs) and self.rungs[-1].answer.verdict is Verdict.FITS
 
     def data(self) -> dict[str, Any]:
-        """Return all fields as JSON values."""
+        """Return the memory-saving changes and their outcome as JSON values."""
         return {
             "fits": self.fits,
             "rungs": [rung.data() for rung in self.rungs],
@@ -369,12 +369,12 @@ class Ladder:
 
 
 class Search:
-    """Changes a program until it fits, one kind of change after the other.
+    """Tries memory-saving changes to a program, one kind after the other, until it fits.
 
     Args:
         trial: the program.
         answer: its estimate.
-        target: what would run it.
+        target: the backend that would run it.
         say: called with each change that is tried.
     """
 
@@ -385,7 +385,7 @@ class Search:
         self._opened: list[Change] = []
 
     def ladder(self) -> Ladder:
-        """Return the changes."""
+        """Return the memory-saving changes that the search found."""
         stays = None
         for number, ways in enumerate(WAYS):
             if self._answer.verdict is Verdict.FITS:
@@ -403,7 +403,7 @@ class Search:
         return Ladder(rungs=tuple(self._rungs), left_out=tuple(self._left_out), stays=stays)
 
     def _try(self, several: list[Change]) -> None:
-        """Take the least of several changes that suffices, or else the last that saves memory.
+        """Adopt the smallest change that makes the model fit, or else the last that saves memory.
 
         Raises:
             NotOffered: none of them saves memory.
@@ -440,7 +440,7 @@ class Search:
             raise NotOffered(why)
 
     def _after(self, change: Change) -> Answer:
-        """Capture and estimate the changed program."""
+        """Capture and estimate a program with a change applied."""
         with contextlib.ExitStack() as stack:
             for each in (*self._opened, change):
                 stack.enter_context(each.around(change.trial.module))
@@ -451,7 +451,7 @@ class Search:
 
 
 def not_worth_it(rung: Rung, needed: float) -> str:
-    """Return why a change is not offered, given the bytes without it; empty if it is."""
+    """Return why a change saves too little memory to be offered, or an empty string."""
     if rung.saved <= _LEAST * needed:
         return f"{rung.name}: saves less than {100 * _LEAST:.0f} %"
     ratio, name = max(((each, name) for name, each in rung.ratios.items()), default=(0.0, ""))
@@ -463,7 +463,7 @@ def not_worth_it(rung: Rung, needed: float) -> str:
 
 
 def _staying(now: Answer, *, halves: bool) -> dict[str, float] | None:
-    """Return the memory of process and state if that alone exceeds the limit."""
+    """Return the memory of process and state if it exceeds the limit by itself, else None."""
     state = sum(part.size.high for part in now.estimate.peak.parts if part.role in STATE)
     process = sum(part.size.high for part in now.beside)
     stays = {"process": process, "state": state * HALF if halves else state}
@@ -471,7 +471,7 @@ def _staying(now: Answer, *, halves: bool) -> dict[str, float] | None:
 
 
 def _may_fit(change: Change, now: Answer) -> bool:
-    """Return whether a change may suffice if memory shrank in proportion to the batch."""
+    """Return whether a change could suffice if memory shrank in proportion to the batch."""
     always, rest = change.least
     beside = sum(part.size.high for part in now.beside)
     least = max(
@@ -485,7 +485,7 @@ def _may_fit(change: Change, now: Answer) -> bool:
 
 
 class FitReport:
-    """The answer whether a model fits, with the changes that make it fit; ``print`` it.
+    """A report of whether a model fits into memory, with changes that make it fit; ``print`` it.
 
     Attributes:
         answer: verdict and estimate.
@@ -504,7 +504,7 @@ class FitReport:
 
     @property
     def ladder(self) -> Ladder | None:
-        """Cheapest changes that make it fit, searched when first read; None if it fits."""
+        """The cheapest changes that make the model fit, searched on first read; None if it fits."""
         return self._found(silent)
 
     def _found(self, say: Say) -> Ladder | None:
@@ -513,12 +513,12 @@ class FitReport:
         return self._ladder
 
     def data(self) -> dict[str, Any]:
-        """Return all fields as JSON values; sizes in bytes."""
+        """Return a fit report as JSON values; sizes in bytes."""
         changes = None if self.ladder is None else self.ladder.data()
         return {**self.answer.data(), "changes": changes}
 
     def pieces(self, say: Say = silent) -> Iterator[str]:
-        """Yield the text of the answer, then that of the changes, which take longer to find."""
+        """Yield the text of the verdict, then that of the changes, which take longer to find."""
         yield table(self.answer)
         found = self._found(say)
         if found is not None:
@@ -529,7 +529,7 @@ class FitReport:
 
 
 def check(trial: Trial, limit: str | None) -> FitReport:
-    """Capture a model, estimate what it needs and compare it with a limit.
+    """Capture a model, estimate its memory and compare it with a limit.
 
     Args:
         trial: the model.
@@ -549,7 +549,7 @@ def check(trial: Trial, limit: str | None) -> FitReport:
 
 
 def estimate(trial: Trial, target: Target) -> Estimate:
-    """Estimate the memory of a run of the model, and count its work."""
+    """Estimate the peak memory of a model's run, and count its FLOPs and bytes."""
     start = requested() or Start(trial.options._start_mode)
     calls = Calls(
         module=trial.module_bytes,

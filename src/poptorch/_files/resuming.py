@@ -1,7 +1,7 @@
-"""All state of a training wrapper, to be kept and put back so that training goes on to the bit.
+"""Saving and restoring all state of a training wrapper, so that training resumes bit for bit.
 
-A wrapper has a device only after its first call. What is put back before that call waits for it:
-weights are in the user's module at once, the rest is written when the session is there.
+A wrapper has a device only after its first call. A state restored before that call waits for it:
+weights are copied to the user's module immediately, the rest when the session exists.
 """
 
 import contextlib
@@ -24,21 +24,21 @@ from poptorch._wrapper.compiled import WrappedModel
 
 @dataclasses.dataclass(frozen=True)
 class PendingState:
-    """State that waits for a session; optimizers set after ``times_set`` of them win."""
+    """A saved state to restore once the session exists, except optimizers set meanwhile."""
 
     kept: Mapping[str, Any]
     times_set: int
 
 
 class Resuming:
-    """Keeps the state of a wrapped model and puts it back."""
+    """Saves and restores the training state of a wrapped model."""
 
     def __init__(self, model: WrappedModel, optimizer: OptimizerInUse, weights: Weights):
         self._model, self._optimizer, self._weights = model, optimizer, weights
         self._pending: PendingState | None = None
 
     def state(self) -> dict[str, Any]:
-        """State of a wrapper for resuming.
+        """Return the state of a training wrapper for resuming.
 
         Returns:
             ``tensors``: parameters, buffers of each replica, optimizer state, values and counters
@@ -62,7 +62,7 @@ class Resuming:
         }
 
     def named_weights(self, tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """Return the tensors under the module's names, for ``load_state_dict``.
+        """Return saved weights under the module's own names, for ``load_state_dict``.
 
         Args:
             tensors: of ``state``; buffers are those of the first replica.
@@ -81,10 +81,10 @@ class Resuming:
         return weights
 
     def put_back(self, kept: Mapping[str, Any], optimizer: Any) -> None:
-        """Continue from what ``state`` returned; before the first call, at that call.
+        """Restore a state from ``state``; before the first call, it is restored at that call.
 
         Buffers and random numbers may be of another process of the same run. The optimizer is the
-        one in use, with its groups put back; None if there is no object.
+        one in use, with its groups restored; None if there is no object.
         """
         self._check(kept)
         self._pending = None  # of an earlier call
@@ -136,7 +136,7 @@ class Resuming:
         self._optimizer.restore_values(kept["told"], was_set=was_set)
 
     def _schedule(self) -> dict[str, str]:
-        """Return the options that determine how a call consumes its batch."""
+        """Return the options that determine how a call splits its batch, as text."""
         config = self._model.config
         fields = {**config.compile_fields(), "device_iterations": config.device_iterations}
         return {name: str(value) for name, value in fields.items()}
@@ -184,21 +184,18 @@ def _form(value: torch.Tensor, *, shaped: bool) -> str:
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return an optimizer's host state: class, groups and further attributes.
 
-    The device's part, moments and counts, is in the state of the wrapper.
-
-    Args:
-        optimizer: of torch or of ``poptorch.optim``.
+    Its device state, moments and counts, is in the state of the wrapper.
     """
     torchs = torch.optim.Optimizer.state_dict(optimizer)
     return {"class": type(optimizer).__name__, **torchs, "values": _values(optimizer)}
 
 
 def put_optimizer(optimizer: torch.optim.Optimizer, kept: Mapping[str, Any]) -> None:
-    """Continue from what ``optimizer_state`` returned.
+    """Restore an optimizer's host state from ``optimizer_state``.
 
     Args:
-        optimizer: made as the one whose state it is.
-        kept: that state.
+        optimizer: created with the same arguments as the saved one.
+        kept: the saved state.
 
     Raises:
         poptorch.Error: another class, other groups, or values that cannot change have changed.
@@ -229,7 +226,7 @@ def put_optimizer(optimizer: torch.optim.Optimizer, kept: Mapping[str, Any]) -> 
 
 
 def _values(optimizer: Any) -> dict[str, Any]:
-    """Attributes that this package's optimizers have beside torch's."""
+    """Return an optimizer's attributes that only ``poptorch.optim`` has, not ``torch.optim``."""
     attributes = getattr(optimizer, "variable_attrs", None)
     if attributes is None:
         return {}

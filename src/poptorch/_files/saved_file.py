@@ -1,4 +1,4 @@
-"""The file that ``save`` writes: what is in it, how it is opened, and what is wrong with others.
+"""The format of the files that ``save`` writes: contents, opening, and error messages.
 
 It is a container of the engine (a checked zip without anything pickled) whose manifest holds the
 version, options, arguments and results; the programs, their code and the tensors are its members.
@@ -41,14 +41,14 @@ DEFAULT_NAME = "model.poptorch"
 
 
 class InvalidFile(Error, AssertionError):
-    """A file that no ``save`` wrote, or that is damaged.
+    """The error for a file that is damaged or was not written by ``save``.
 
     Two bases, because programs for the original catch either.
     """
 
 
 def destination(filename: str | os.PathLike[str]) -> Path:
-    """Return the path of a file that was requested under this name."""
+    """Return the path to save a model to, given a file name or a folder."""
     path = Path(filename)
     if path.is_dir():
         path = path / DEFAULT_NAME
@@ -63,10 +63,10 @@ def destination(filename: str | os.PathLike[str]) -> Path:
 
 @contextlib.contextmanager
 def opened(filename: str | os.PathLike[str]) -> Iterator[Container]:
-    """Open a file that ``save`` wrote.
+    """Open a file that ``save`` wrote, as a context manager.
 
     Raises:
-        InvalidFile: it is missing, damaged or something else.
+        InvalidFile: the file is missing, damaged or not one of ``save``.
     """
     with contextlib.ExitStack() as stack:
         with meaning(filename):
@@ -76,7 +76,7 @@ def opened(filename: str | os.PathLike[str]) -> Iterator[Container]:
 
 @contextlib.contextmanager
 def meaning(filename: str | os.PathLike[str]) -> Iterator[None]:
-    """While open, anything that goes wrong in making sense of a file is an InvalidFile."""
+    """Convert errors of reading a saved file to InvalidFile, as a context manager."""
     try:
         yield
     except CorruptExecutable as problem:
@@ -96,7 +96,7 @@ def meaning(filename: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def version_mismatch(file: Container) -> str | None:
-    """Return an error message if the file has another version, else None."""
+    """Return an error message if another version of poptorch saved the file, else None."""
     version = file.content.get("version")
     if version == __version__:
         return None
@@ -110,18 +110,18 @@ def version_mismatch(file: Container) -> str | None:
 
 
 def state_members(state: dict[str, torch.Tensor]) -> tuple[list[str], dict[str, torch.Tensor]]:
-    """Names for the manifest and tensors for the file; names of tensors may hold any character."""
+    """Return a state's tensor names for the manifest, and its tensors under file-safe names."""
     return list(state), {f"state/{index}": value for index, value in enumerate(state.values())}
 
 
 def state_in(file: Container) -> dict[str, torch.Tensor]:
-    """Return the session's state that a file with a model stores."""
+    """Return the session state stored in a saved model file."""
     names = file.content["model"]["state"]
     return {name: file.tensor(f"state/{index}") for index, name in enumerate(names)}
 
 
 def rule_in(file: Container) -> UpdateRule | None:
-    """Return the optimizer's update rule; None for inference."""
+    """Return the optimizer's update rule stored in a saved model file; None for inference."""
     data: dict[str, Any] | None = file.content["model"]["rule"]
     return None if data is None else rule_from(data)
 
@@ -165,7 +165,7 @@ def _container_data(container: OptionsDict) -> dict[str, Any]:
 
 
 def options_from(data: dict[str, Any]) -> Options:
-    """Return the options that ``options_data`` wrote, not frozen.
+    """Rebuild an unfrozen `Options` from the JSON of ``options_data``.
 
     Differs from the original: a subclass of Options comes back as Options.
     """

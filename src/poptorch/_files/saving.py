@@ -1,4 +1,4 @@
-"""The files of one wrapper: its executable, and the model with all its state."""
+"""Saving and loading of a wrapped model's file: executable, and optionally model and state."""
 
 import contextlib
 import inspect
@@ -48,7 +48,7 @@ _ADVICE = "Build the wrapper with the model, options and optimizer that were use
 
 
 class FromFile:
-    """The programs of a compiled model and their code in an open file; an ``Origin``.
+    """The programs and compiled code of a model in an open file; an ``Origin``.
 
     With ``retrace`` forward is traced again, and has to give the programs of the file.
     """
@@ -60,10 +60,10 @@ class FromFile:
             self._captured = portable_executable.captured_in(file, self._content)
 
     def traced(self, trace: Callable[[], Traced]) -> Traced:
-        """Return the programs of the file.
+        """Return the programs in the file, compared with retraced ones if ``retrace`` is set.
 
         Raises:
-            poptorch.Error: the module gives others.
+            poptorch.Error: the module's programs differ from those in the file.
         """
         if not self._retrace:
             with meaning(self._file.path):
@@ -81,7 +81,7 @@ class FromFile:
     def built(
         self, programs: Sequence[Program], config: StepConfig, **settings: Any
     ) -> tuple[Executable, BuildRecord]:
-        """Return a session with the file's code, or compiled again where that does not fit."""
+        """Return a session of the file's code, recompiled if it does not fit this machine."""
         with meaning(self._file.path):
             return portable_executable.restore(
                 self._file, self._content, programs, config, **settings
@@ -89,7 +89,7 @@ class FromFile:
 
 
 def check_config(file: Container, config: StepConfig) -> None:
-    """Refuse options that need other programs than those of the file, and name them."""
+    """Raise an error for options that require programs other than those in the file."""
     here = json.loads(json.dumps(config.compile_fields()))
     with meaning(file.path):
         there = file.content["executable"]["key_parts"]["config"]
@@ -102,12 +102,12 @@ def _other(file: Container, what: str) -> Exception:
     return error(f"{file.path} holds the executable of another model: {what}. {_ADVICE}")
 
 
-#: Compiles for some arguments; the second argument makes the compiled model.
+#: Compiles a model for a call's arguments, from programs of a file.
 Compile = Callable[[Bound, Origin], None]
 
 
 class ModelFiles:
-    """Writes and reads the files of a wrapped model."""
+    """Saves and loads the files of a wrapped model."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class ModelFiles:
             self.restore_executable(file, retrace=True)
 
     def restore_executable(self, file: Container, *, retrace: bool) -> None:
-        """Compile from an open file; without ``retrace`` its number of iterations may change."""
+        """Restore the executable from an open file; ``retrace`` fixes the device iterations."""
         here = self._model.config.device_iterations
         with meaning(file.path):
             there = file.content["device_iterations"]
@@ -199,7 +199,7 @@ class ModelFiles:
         self._compile(bound, FromFile(file, retrace=retrace))
 
     def restore_state(self, file: Container) -> None:
-        """Continues from the state in a file with a model."""
+        """Restore weights, optimizer state and random numbers from a saved model file."""
         session = self._model.session
         with self._translated:
             state.put(session, state_in(file))
@@ -243,7 +243,7 @@ class ModelFiles:
         return content, members
 
     def _add_model(self, content: dict[str, Any], members: dict[str, Any]) -> None:
-        """Return the data that running the model without its source requires."""
+        """Add to the file's contents what a model needs to run without its Python source."""
         names, tensors = state_members(self._weights.present_state())
         rule = self._optimizer.rule
         content["model"] = {
@@ -255,7 +255,7 @@ class ModelFiles:
         members |= tensors | graphs
 
     def _forward(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Forward in each mode: recorded, or as the file had it that the model came from."""
+        """Return a model's recorded forward in each mode; a loaded model has it from its file."""
         known = stored_forward(self._model.module)
         if known is not None:
             return dict(known.data), known.kept.members()

@@ -1,8 +1,8 @@
-"""Forward in a file: recorded in each mode when a model is saved, run when it was loaded.
+"""A model's forward as graphs in a file: recorded for each mode, and run after loading.
 
 The user's Python class is not in the file. A forward that cannot be recorded in some mode does not
-keep the model from being saved: the file then says why, and so does whoever needs that mode after
-loading.
+prevent the model from being saved: the file then stores the reason, and running the loaded model
+in that mode raises it.
 """
 
 import contextlib
@@ -40,19 +40,19 @@ from poptorch._logging import logger
 from poptorch._wrapper.capture import call_forward
 from poptorch._wrapper.compiled import CompiledModel, WrappedModel
 
-#: Where a file has a recorded graph, and where its constants.
+#: Folders of recorded graphs and of their constants in a file.
 GRAPHS, CONSTANTS = "forward", "forward_constants"
 
 
 @dataclasses.dataclass
 class Kept:
-    """Graphs and constants of a file, each once; texts have the numbers of their constants."""
+    """Deduplicated forward graphs and constants of a file; graphs refer to constants by index."""
 
     texts: list[tuple[str, dict[str, int]]] = dataclasses.field(default_factory=list)
     constants: list[torch.Tensor] = dataclasses.field(default_factory=list)
 
     def add(self, graph: torch.fx.GraphModule) -> int:
-        """Return the number of a recorded graph."""
+        """Store a recorded graph unless an equal one is stored; return its number."""
         text, constants = graph_to_text(graph)
         entry = (text, {name: self._number(value) for name, value in constants.items()})
         if entry not in self.texts:
@@ -68,7 +68,7 @@ class Kept:
         return len(self.constants) - 1
 
     def members(self) -> dict[str, Any]:
-        """Return the state that a container stores."""
+        """Return the file members for the stored graphs and constants."""
         graphs = {
             f"{GRAPHS}/{number}.json": json.dumps({"text": text, "constants": constants}).encode()
             for number, (text, constants) in enumerate(self.texts)
@@ -77,7 +77,7 @@ class Kept:
 
 
 def forward_data(model: WrappedModel) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return forward of a wrapped, compiled model in each mode: JSON values, and members."""
+    """Record a compiled model's forward in each mode; return manifest values and file members."""
     compiled, module = model.get_compiled(), model.module
     if model.per_replica_params:
         return {"missing": "the model has parameters that differ between replicas"}, {}
@@ -95,7 +95,7 @@ def forward_data(model: WrappedModel) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """While open, forward does not say again what it said when it was captured."""
+    """Suppress log messages and warnings of forward inside the block: capture has shown them."""
 
     def nothing(record: logging.LogRecord) -> bool:
         del record
@@ -114,15 +114,15 @@ def _quietly() -> Iterator[None]:
 
 
 def flags_of(module: torch.nn.Module) -> list[bool]:
-    """Return which of a model's modules are in training mode."""
+    """Return the ``training`` flag of each module of a model."""
     return [child.training for _, child in module.named_modules(remove_duplicate=False)]
 
 
 def _modes(module: torch.nn.Module) -> list[list[bool]]:
-    """Return the flags of the modules in each mode to record: present, training and evaluation.
+    """Return the ``training`` flags of all modules for each mode to record a forward in.
 
-    Modules with a ``train()`` of their own may give other flags or do more: then training is not
-    recorded, nor is evaluation unless it turns training off and changes no weight.
+    Modes are present, training and evaluation. Modules with a ``train()`` of their own may do more:
+    training is then not recorded, nor evaluation unless it clears all flags and changes no weight.
     """
     present = flags_of(module)
     own = any(type(child).train is not torch.nn.Module.train for child in module.modules())
@@ -135,7 +135,7 @@ def _modes(module: torch.nn.Module) -> list[list[bool]]:
 
 
 def _evaluates_plainly(module: torch.nn.Module) -> bool:
-    """Return whether ``eval()`` of a copy does what it does without a ``train()`` of its own."""
+    """Return whether a module's ``eval()`` clears all training flags and changes no weight."""
     try:
         other = copy.deepcopy(module).eval()
         after = other.state_dict()
@@ -147,7 +147,7 @@ def _evaluates_plainly(module: torch.nn.Module) -> bool:
 
 @contextlib.contextmanager
 def _training(module: torch.nn.Module, flags: Sequence[bool]) -> Iterator[None]:
-    """While open, the modules are in these modes; nothing of theirs is called."""
+    """Set the modules' ``training`` flags inside the block, without calling ``train()``."""
     children = [child for _, child in module.named_modules(remove_duplicate=False)]
     before = [child.training for child in children]
     try:
@@ -169,7 +169,7 @@ def _mode(
     inputs: list[torch.Tensor],
     kept: Kept,
 ) -> dict[str, Any]:
-    """Record forward as wrappers capture it and, if it asks where it runs, as the host runs it."""
+    """Record a forward for one mode; if it depends on the device, for device and for host."""
     with _training(module, flags):
         entry, asks = _entry(compiled, module, inputs, kept, wrapped=True)
         host = _entry(compiled, module, inputs, kept, wrapped=False)[0] if asks else None
@@ -207,12 +207,12 @@ def _said(problem: Exception) -> str:
 
 
 class Recording:
-    """A recorded graph of a forward.
+    """The recording of a model's forward as a graph.
 
     Attributes:
         outputs: the structure of the results.
-        asked: whether forward asked where it runs.
-        blocks: devices that were given at blocks, by name.
+        asked: whether forward queried its device.
+        blocks: devices passed to blocks, by block name.
     """
 
     def __init__(self, compiled: CompiledModel, module: torch.nn.Module, wrapped: bool):
@@ -222,7 +222,7 @@ class Recording:
         self.blocks: dict[str, int | None] = {}
 
     def record(self, inputs: list[torch.Tensor], hidden_paths: Sequence[str]) -> ForwardGraph:
-        """Run forward once, without data."""
+        """Record a graph by running forward once on tensors without data."""
         wrapped = self._wrapped
         calls = CapturedCalls(self._module).capturing() if wrapped else contextlib.nullcontext()
         call = self._on_device if wrapped else self._on_host
@@ -252,7 +252,7 @@ _INSTEAD = "Pass an instance of the model's class: poptorch.load(..., model=Your
 
 
 class StoredForward:
-    """A model's forward as stored in a file: values of the manifest, graphs and constants."""
+    """A model's forward loaded from a file: manifest values, graphs and constants."""
 
     def __init__(self, data: Mapping[str, Any], kept: Kept):
         self.data, self.kept = data, kept
@@ -294,10 +294,10 @@ class StoredForward:
         self._decode()
 
     def entry(self, flags: Sequence[bool], *, captured: bool) -> Mapping[str, Any]:
-        """Return the recorded graphs for modules in these modes.
+        """Return the manifest entry of the recorded graph for the modules' ``training`` flags.
 
         Raises:
-            poptorch.Error: nothing that may be run.
+            poptorch.Error: no graph was recorded for these flags.
         """
         if "missing" in self.data:
             raise _unavailable(self.data["missing"])
@@ -319,20 +319,20 @@ class StoredForward:
         return entry
 
     def graph(self, entry: Mapping[str, Any]) -> ForwardGraph:
-        """Return the graph of an entry."""
+        """Return the recorded graph of a manifest entry."""
         return ForwardGraph(self._graphs[entry["graph"]], entry["without_gradient"])
 
     def unread(self, entry: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return zeros for each argument that the graph of an entry does not read, by name."""
+        """Return zeros for the arguments of forward that a recorded graph does not read."""
         return self._unread[id(entry)]
 
     def result(self, entry: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> Any:
-        """Return results of an entry's graph in the containers that forward returned."""
+        """Pack the result tensors of a recorded graph into the containers that forward returned."""
         return structure.rebuild(self._outputs[id(entry)], iter(tensors))
 
 
 def _entries(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the recorded forwards of each mode, as devices run it and as the host does."""
+    """Return the manifest entries of all recorded forward graphs, for device and host."""
     both = [mode[place] for mode in data.get("modes", ()) for place in ("device", "host")]
     return [entry for entry in both if entry is not None and "missing" not in entry]
 
@@ -354,7 +354,7 @@ def _unavailable(reason: str) -> Exception:
 
 
 def forward_in(file: Container) -> StoredForward:
-    """Return forward as a file holds it."""
+    """Read the recorded forward of a model from a file."""
     data = file.content["forward"]
     kept = Kept()
     constants = {int(number): v for number, v in file.tensors(f"{CONSTANTS}/").items()}
@@ -372,7 +372,7 @@ def forward_in(file: Container) -> StoredForward:
 
 
 class RestoredForward:
-    """``forward`` of a model from a file, with the signature of the user's."""
+    """The ``forward`` of a loaded model: runs recorded graphs under the user's signature."""
 
     def __init__(self, root: torch.nn.Module, signature: inspect.Signature, stored: StoredForward):
         self._root, self.stored = root, stored
@@ -422,7 +422,7 @@ class RestoredForward:
 
 
 def _completed(bound: Bound, recorded: Recorded, unread: Mapping[str, Any]) -> Bound:
-    """Return the arguments of a call with something in place of those left out and not read."""
+    """Replace arguments that are None by zeros where the recorded graph does not read them."""
     positional = tuple(
         unread.get(name) if value is None else value
         for name, value in zip(bound.names, bound.positional, strict=True)
@@ -451,7 +451,7 @@ def _refuse_gradient(reason: str, tensors: Sequence[torch.Tensor]) -> None:
 def _marks_of(
     tracing: Tracing, devices: Mapping[str, int | None]
 ) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """Blocks go where the strategy of the wrapper at hand puts them, not that of the saved one."""
+    """Return a function that marks operations with their block's placement in this wrapper."""
     latest: list[Any] = [None, {}]
 
     def marks_of(recorded: Mapping[str, Any]) -> dict[str, Any]:
@@ -467,7 +467,7 @@ def _marks_of(
 
 
 class RestoredModule(torch.nn.Module):
-    """Modules restored from a file, without the user's classes.
+    """A module tree loaded from a file, without the user's classes.
 
     A tree of modules that holds parameters and buffers under the names they had, so that
     ``state_dict()``, ``parameters()`` and ``named_buffers()`` work, tied tensors stay tied, and the
@@ -481,7 +481,7 @@ class RestoredModule(torch.nn.Module):
         self._restored_kind = kind
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Not available for a part of the model; the root has one from the file.
+        """Raise an error: submodules of a loaded model have no forward, only its root does.
 
         Raises:
             poptorch.Error: always; says what to do instead.
@@ -498,7 +498,7 @@ class RestoredModule(torch.nn.Module):
 
 
 def module_data(module: torch.nn.Module) -> dict[str, Any]:
-    """Return the tree of a module as JSON, with class names and tied tensors."""
+    """Return a module tree as JSON, with class names, parameter and buffer names, and ties."""
     owners: dict[int, str] = {}
     data: dict[str, Any] = {"modules": [], "parameters": [], "buffers": []}
     for path, child in module.named_modules(remove_duplicate=False):
@@ -528,7 +528,7 @@ def module_from(
     signature: inspect.Signature,
     forward: StoredForward,
 ) -> RestoredModule:
-    """Build the module tree of ``module_data``; tensors have the first of their names."""
+    """Build the module tree of ``module_data``; tied tensors are stored under their first name."""
     root, *others = data["modules"]
     tree = {"": RestoredModule(root[1])}
     for path, kind, _ in others:
@@ -549,6 +549,6 @@ def module_from(
 
 
 def stored_forward(module: torch.nn.Module) -> StoredForward | None:
-    """Return the stored forward of a module from a file; None for others."""
+    """Return the recorded forward of a module loaded from a file, else None."""
     forward = module.__dict__.get("forward")
     return forward.stored if isinstance(forward, RestoredForward) else None
