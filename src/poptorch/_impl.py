@@ -1,4 +1,4 @@
-"""Names of the original's module wrapping that published programs use."""
+"""Names of the original's ``poptorch._impl`` that published programs import."""
 
 from poptorch._forward.running import isRunningOnIpu
 from poptorch._state.module_weights import rewrapModelIfNecessary, unwrapModelIfNecessary

@@ -1,4 +1,4 @@
-"""The logger that programs know by name, and its levels."""
+"""The logger "poptorch::python" and its levels."""
 
 import logging
 import os
@@ -34,7 +34,7 @@ logger = logging.getLogger(LOGGER_NAME)
 
 
 class _Formatter(logging.Formatter):
-    """``[12:34:56.789] [poptorch::python] [warning] text``, coloured on a terminal."""
+    """Formats log records as ``[12:34:56.789] [poptorch::python] [warning] text``, in colour."""
 
     def __init__(self):
         super().__init__("[%(asctime)s.%(msecs)03d] [%(name)s] [%(level)s] %(message)s", "%H:%M:%S")
@@ -49,7 +49,7 @@ class _Formatter(logging.Formatter):
 
 
 class _StandardHandler(logging.StreamHandler):
-    """Writes to whatever ``sys.stderr`` (or ``stdout``) is now, so that redirection works."""
+    """A log handler that writes to the current ``sys.stderr`` or ``sys.stdout``."""
 
     def __init__(self, name: str):
         super().__init__()
@@ -65,7 +65,7 @@ class _StandardHandler(logging.StreamHandler):
 
 
 def setLogLevel(level: str | int) -> None:
-    """Choose which messages of this package are shown.
+    """Set the level from which log messages of this package are shown.
 
     Args:
         level: TRACE, TRACE_ALL, DEBUG, DEBUG_IR, INFO, WARN, ERR or OFF; or 0 (trace), 1, 2,
@@ -85,7 +85,7 @@ def setLogLevel(level: str | int) -> None:
 
 
 def _handler() -> logging.Handler:
-    """Open POPTORCH_LOG_DEST: stdout, stderr, or a file to append to."""
+    """Return a log handler for POPTORCH_LOG_DEST: stdout, stderr, or a file to append to."""
     destination = os.environ.get(_DESTINATION) or "stderr"
     if destination in ("stdout", "stderr"):
         return _StandardHandler(destination)
@@ -93,7 +93,7 @@ def _handler() -> logging.Handler:
 
 
 def start() -> None:
-    """Attach the handler once and apply POPTORCH_LOG_LEVEL and POPTORCH_LOG_DEST."""
+    """Attach the log handler once and apply POPTORCH_LOG_LEVEL and POPTORCH_LOG_DEST."""
     logging.addLevelName(_TRACE, "trace")
     if not logger.handlers:
         handler = _handler()

@@ -1,4 +1,4 @@
-"""Path of the original's executor class, which published programs import."""
+"""The original's import path of the executor class, which published programs use."""
 
 from poptorch._forward.running import _OverwriteContextManager
 from poptorch._wrapper.executor import PoplarExecutor

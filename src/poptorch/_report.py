@@ -1,4 +1,4 @@
-"""Recording of a wrapper's run: record, journal and page of ``abele.report``."""
+"""Recording of a wrapper's run for its report: record, journal and page of ``abele.report``."""
 
 import contextlib
 import dataclasses
@@ -36,11 +36,11 @@ R = TypeVar("R")
 def weakly(
     method: Callable[P, R], otherwise: Callable[P, R] = lambda *_, **__: None
 ) -> Callable[P, R]:
-    """Return a function that calls a bound method without keeping its object alive.
+    """Return a function that calls a bound method through a weak reference to its object.
 
     Args:
         method: the method.
-        otherwise: called instead once the object is gone.
+        otherwise: function to call once the object is freed.
     """
     reference = weakref.WeakMethod(method)
 
@@ -51,11 +51,11 @@ def weakly(
 
 
 class Recording:
-    """Records the runs of one wrapper in the folder that its options name, if they name one.
+    """Records the runs of one wrapper in the report folder of its options, if they name one.
 
     Args:
         model: the wrapped model.
-        optimizer: what trains it.
+        optimizer: its optimizer; without one for inference.
     """
 
     def __init__(self, model: WrappedModel, optimizer: OptimizerInUse):
@@ -73,7 +73,7 @@ class Recording:
         optimizer.changed = weakly(self._follow)
 
     def _follow(self) -> None:
-        """Record new values of the optimizer."""
+        """Record the optimizer's new hyper-parameters in the report."""
         with self._trouble:
             now = _values(self._optimizer)
             if self._recorder is not None and now is not None:
@@ -81,12 +81,12 @@ class Recording:
 
     @property
     def observers(self) -> Sequence[Observer]:
-        """Observers of building and of calls."""
+        """Observers that record compilations and calls of the wrapper; none without a report."""
         return () if self._recorder is None else (self._recorder,)
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
-        """Record the block, in which the model is compiled; an error is noted."""
+        """Start a new record for the compilation inside the block, noting its error if it fails."""
         self.begun()
         self._began_ns = time.perf_counter_ns()
         self.end("ended: the model was compiled anew")
@@ -104,13 +104,13 @@ class Recording:
             raise
 
     def begun(self) -> None:
-        """Note that the program uses the wrapper."""
+        """Record that the program has used the wrapper."""
         if self._uncalled is not None:
             self._uncalled.begun()
         self._uncalled = None
 
     def compiled(self, change: str = "") -> None:
-        """Record the compiled programs, or a change of them."""
+        """Record the compiled programs, or a switch to other programs, in the report."""
         made = self._model.get_compiled()
         if self._recorder is not None:
             with self._trouble:
@@ -121,7 +121,7 @@ class Recording:
                     self._recorder.built(run, made.captured.loss)
 
     def end(self, how: str) -> None:
-        """Record the end of a profiled run."""
+        """End the report of a run with the reason ``how``."""
         recorder, self._recorder = self._recorder, None
         uncalled, self._uncalled = self._uncalled, None
         if recorder is not None:
@@ -130,7 +130,7 @@ class Recording:
             uncalled.ended(how)
 
     def write(self, path: Path, *, measure: bool = False) -> None:
-        """Write the page or a folder with all files of the run so far; see ``executor.report``."""
+        """Write the report so far, as an HTML page or as a folder; see ``executor.report``."""
         made = self._model.get_compiled()
         run = self._run(self._before() if self._recorder is None else self._recorder.run, made)
         if measure:
@@ -148,7 +148,7 @@ class Recording:
             shutil.copyfile(self._recorder.folder / JOURNAL, path / JOURNAL)
 
     def _latest(self, made: CompiledModel) -> Journal:
-        """Return a journal of the latest call, if no call was recorded."""
+        """Return a journal of the latest call only, for a run without a recorder."""
         call = made.session.last_call
         if call is None:
             return Journal()
@@ -156,7 +156,7 @@ class Recording:
         return Journal(windows=(window_of(at, [each / 1e9 for each in (0, *parts_of(call))]),))
 
     def _now_known(self, run: Run, over: bool) -> Run:
-        """Return the record with the current exchanges, passage and loop.
+        """Return the run record updated with current communication, pipeline and loop statistics.
 
         Args:
             run: the record so far.
@@ -182,7 +182,7 @@ class Recording:
         return wanted.folder / f"instance_{process}" if process else wanted.folder
 
     def _before(self) -> Run:
-        """Return the record before anything was compiled."""
+        """Return the run record as of before compilation: machine, options, optimizer."""
         model = self._model
         config, options = model.config, model.options
         name = options.model_name if options.exists("model_name") else None
@@ -213,7 +213,7 @@ class Recording:
         )
 
     def _changing(self, made: CompiledModel) -> dict[str, Any]:
-        """Return the parts of a record that change with calls."""
+        """Return the fields of a run record that change with each call."""
         exchange = made.session.exchange
         counts = Counts() if exchange is None else exchange.counts
         report, passage, notes = made.pipeline_report(), None, ()
@@ -231,7 +231,7 @@ class Recording:
 
 
 def _values(optimizer: OptimizerInUse) -> Optimizer | None:
-    """Return the optimizer's values for the next update; None for inference."""
+    """Return the optimizer's hyper-parameters for the next update; None for inference."""
     rule = optimizer.rule
     if rule is None:
         return None
@@ -243,7 +243,7 @@ def _values(optimizer: OptimizerInUse) -> Optimizer | None:
 
 
 def _steps_on_host(model: WrappedModel) -> Callable[[], dict[str, Any]]:
-    """Return a function that returns the counted training steps of the user's module on the host.
+    """Return a function that counts the training steps that the user's module has run on the host.
 
     It does not keep the model alive.
     """

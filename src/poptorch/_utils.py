@@ -1,4 +1,4 @@
-"""Path of the original's helpers, one of which ``poptorch_geometric`` calls."""
+"""Helpers at the original's import path; ``poptorch_geometric`` uses one."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,7 +6,7 @@ import torch
 
 
 def combine_batch_tensors_gen(tensors: Sequence[Sequence[torch.Tensor]]) -> Iterator[torch.Tensor]:
-    """Yield the tensors of one combined batch: each is concatenated along its first dimension.
+    """Yield the tensors of a combined batch, each concatenated over the micro-batches.
 
     Args:
         tensors: the tensors of each micro-batch, in the same order.

@@ -1,4 +1,4 @@
-"""The version that programs compare: the interface's, with the engine's behind it."""
+"""The version string that programs compare: PopTorch's, followed by this engine's."""
 
 from abele.version import __version__ as _engine
 

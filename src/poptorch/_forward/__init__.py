@@ -1,1 +1,1 @@
-"""Statements of programs inside forward about placement and memory, and their capture."""
+"""Placement and memory annotations that programs use inside forward, and their capture."""

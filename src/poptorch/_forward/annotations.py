@@ -1,7 +1,7 @@
-"""Annotations of forward: names, hints, overlap, checkpoints and groups of convolutions.
+"""Annotations inside forward: name scopes, memory hints, IO overlap, checkpoints and MultiConv.
 
-All but checkpoints leave numbers and speed as they are. They reach the nodes of the captured
-program as marks, to be read in listings and by whoever inspects a program.
+Except for checkpoints they change neither numbers nor speed. They are stored as marks on the nodes
+of the captured program, for program listings and inspection.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _ATTRIBUTES = "attributes"
 
 
 class NameScope:
-    """Prefixes the names of the operators inside by one part of a path, a string."""
+    """A context manager that prefixes the names of the operators inside, as ``scope/name``."""
 
     def __init__(self, name: str):
         require(isinstance(name, str), f"The name of a NameScope must be a string, not {name!r}")
@@ -39,7 +39,7 @@ class NameScope:
 
 
 class Attribute:
-    """Attaches dictionaries to the operators inside: ``Attribute(__outline={"layer": "head"})``."""
+    """Attaches attributes to operators in its block: ``Attribute(__outline={"layer": "head"})``."""
 
     def __init__(self, **kwargs: dict[str, Any]):
         self._attributes = kwargs
@@ -55,17 +55,17 @@ class Attribute:
 
 
 def nop(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a tensor; anything else is a poptorch.Error."""
+    """Return a copy of a tensor; raise poptorch.Error for other types."""
     return _tensor("nop", tensor).clone()
 
 
 def set_available_memory(tensor: torch.Tensor, available_memory_proportion: float) -> torch.Tensor:
-    """Note how much scratch memory the operator that made a tensor may use.
+    """Annotate the operator that computed a tensor with the scratch memory it may use.
 
-    Differs from the original: the note can be read from the program and has no effect.
+    Differs from the original: the annotation is shown in program listings and has no effect.
 
     Args:
-        tensor: result of a product, convolution or lookup.
+        tensor: result of a matrix multiplication, convolution or lookup.
         available_memory_proportion: from 0 to 1.
 
     Returns:
@@ -88,13 +88,13 @@ def _tensor(name: str, value: Any) -> torch.Tensor:
 
 
 def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
-    """Read attributes that were passed along as text.
+    """Parse operator attributes from their JSON text.
 
-    Differs from the original: attributes travel as the text of a JSON object; there are no numbers
-    of attributes kept elsewhere.
+    Differs from the original: attributes travel as the text of a JSON object, not as the number of
+    an attribute table.
 
     Args:
-        attribute_id_str: such a text.
+        attribute_id_str: the text of a JSON object.
 
     Raises:
         ValueError: not a string, or not a JSON object.
@@ -113,7 +113,7 @@ def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
 
 
 def getIpuTensorId(x: torch.Tensor) -> int:
-    """Return a number for a value of the program being captured.
+    """Return a number that identifies a tensor of the program being captured.
 
     Args:
         x: a tensor of a forward under way.
@@ -163,7 +163,7 @@ def _internal_cast(x: torch.Tensor, kind: str) -> torch.Tensor:
 
 
 def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
-    """Mark inputs whose transfer may overlap with the computation on earlier ones.
+    """Mark input tensors whose transfer to the device may overlap with computation.
 
     Differs from the original: transfers are not part of a program here, so nothing overlaps. The
     requirements are checked all the same.
@@ -191,7 +191,7 @@ def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
 
 
 def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
-    """Mark outputs whose transfer may overlap with later computation.
+    """Mark output tensors whose transfer to the host may overlap with later computation.
 
     Differs from the original: as for ``set_overlap_for_input``; and that nothing is computed from
     an output afterwards is not checked.
@@ -211,7 +211,7 @@ def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
 
 
 def _overlapped(name: str, value: Any, mode: OverlapMode) -> list[torch.Tensor]:
-    """Return the tensors that are to overlap, after checking them and the options."""
+    """Check arguments and options of ``set_overlap_for_*``; return the tensors to overlap."""
     require(isinstance(mode, OverlapMode), f"{name} takes a poptorch.OverlapMode, not {mode!r}")
     recorded = structure.record(value)
     for node in structure.nodes(recorded):
@@ -258,15 +258,15 @@ _marking: contextvars.ContextVar[bool] = contextvars.ContextVar("marking", defau
 
 
 def recomputationCheckpoint(*tensors: Any) -> Any:
-    """Keep activations; a training program computes again what lies between two of them.
+    """Save activations at a checkpoint; training rematerializes the others between checkpoints.
 
-    Results stay the same to the bit; memory shrinks, time grows. What comes after the last
-    checkpoint is kept, and so are the results of random operations, prints and host calls, so that
-    backward sees the same dropout. Without any effect in inference and outside of a wrapper.
+    Results stay the same to the bit; memory shrinks, time grows. Activations after the last
+    checkpoint are saved, as are the results of random operations, prints and host calls: backward
+    sees the same dropout. Without any effect in inference and outside of a wrapper.
 
-    Differs from the original: recomputation is on as soon as a training model has a checkpoint,
+    Differs from the original: rematerialization is on as soon as a training model has a checkpoint,
     pipelined or not; ``options._Popart.set("autoRecomputation", 0)`` turns it off. Pipelined stages
-    are computed again only if that option asks for it (1, 3 or 4), since it costs time.
+    are rematerialized only if that option asks for it (1, 3 or 4), since it costs time.
 
     Args:
         tensors: one or several tensors, or one list or tuple of them.
@@ -295,7 +295,7 @@ def _checkpoint(tensor: Any) -> torch.Tensor:
 
 
 def recomputes(options: Options, *, training: bool) -> bool:
-    """Return whether checkpoints have an effect; raise poptorch.Error for an unknown mode."""
+    """Return whether recomputation checkpoints have an effect; raise Error for an unknown mode."""
     mode = options._Popart.options.get("autoRecomputation")
     if mode is not None and mode not in _MODES:
         raise error(
@@ -307,7 +307,7 @@ def recomputes(options: Options, *, training: bool) -> bool:
 
 @contextlib.contextmanager
 def marking_checkpoints(on: bool) -> Iterator[None]:
-    """While open, checkpoints mark the program under capture if ``on``."""
+    """Switch marking of recomputation checkpoints in the captured program, inside the block."""
     token = _marking.set(on)
     try:
         yield
@@ -335,7 +335,7 @@ _CONVOLUTIONS = (
 
 
 class MultiConv:
-    """Groups the convolutions inside; the group is checked when a model is compiled.
+    """A context manager that groups convolutions; the group is checked when a model is compiled.
 
     Each setter returns the group. It takes None to withdraw the setting, and raises the error that
     it names for a value of another type. Proportions, types and dithering are one value for all
@@ -349,32 +349,32 @@ class MultiConv:
         self._settings: dict[str, Any] = {}
 
     def availableMemoryProportions(self, value: float | list[float] | None) -> Self:
-        """Advise on scratch memory: proportions from 0 to 1 (AssertionError)."""
+        """Suggest the convolutions' share of scratch memory, from 0 to 1 (AssertionError)."""
         valid = _all_are(value, (float, int))
         return self._set("availableMemoryProportions", value, valid, "a float or a list of floats")
 
     def partialsTypes(self, value: torch.dtype | list[torch.dtype] | None) -> Self:
-        """Choose the types of partial sums: torch.float or torch.half (ValueError)."""
+        """Set the dtypes of convolutions' partial sums: torch.float or torch.half (ValueError)."""
         dtypes = value if isinstance(value, list | tuple) else [value]
         valid = all(dtype in (None, torch.float, torch.half) for dtype in dtypes)
         return self._set("partialsTypes", value, valid, "torch.float or torch.half", ValueError)
 
     def enableConvDithering(self, value: bool | list[bool] | None) -> Self:
-        """Record whether convolutions are dithered over tiles; other types are a ValueError."""
+        """Set whether convolutions are dithered over an IPU's tiles: bool (ValueError)."""
         valid = _all_are(value, bool)
         return self._set("enableConvDithering", value, valid, "a bool or bools", ValueError)
 
     def planType(self, value: MultiConvPlanType | None) -> Self:
-        """Choose how the group is planned (AssertionError)."""
+        """Set how the group of convolutions is planned (AssertionError)."""
         valid = isinstance(value, MultiConvPlanType)
         return self._set("planType", value, valid, "a poptorch.MultiConvPlanType")
 
     def perConvReservedTiles(self, value: int | None) -> Self:
-        """Set the number of tiles reserved for each convolution (AssertionError)."""
+        """Set the number of IPU tiles reserved for each convolution (AssertionError)."""
         return self._set("perConvReservedTiles", value, isinstance(value, int), "an int")
 
     def cycleBackOff(self, value: float | None) -> Self:
-        """Set how far plans may be from the fastest: a proportion (AssertionError)."""
+        """Set how much slower than the fastest a convolution's plan may be (AssertionError)."""
         return self._set("cycleBackOff", value, isinstance(value, float | int), "a float")
 
     def _set(

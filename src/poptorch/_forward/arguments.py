@@ -1,6 +1,6 @@
-"""Arguments of a call, bound to the signature of a model's forward.
+"""Arguments of a wrapped model's calls: binding to forward's signature, and comparison.
 
-The first call decides what a program is made for. Later calls must bring the same structure: the
+A program is compiled for the first call's arguments. Later calls must have the same structure: the
 same containers, types, shapes and constants; anything else is an error, never a recompilation.
 Numbers and texts do not change. Arrays, objects and functions do: the same object may hold other
 values at the next call, and the program would go on with the first ones.
@@ -31,12 +31,12 @@ _OFF, _ZEROS, _NORMAL, _UNIFORM = range(4)
 
 @dataclass(frozen=True)
 class Bound:
-    """Arguments of a call: positional values, then keyword-only ones.
+    """The arguments of a call to a wrapped model: positional values, then keyword-only values.
 
     Attributes:
-        names: of the values by position.
-        positional: as given by position or by name, or defaults.
-        keywords: values whose names are not those of positions.
+        names: names of the positional values.
+        positional: passed by position or by name, or defaults.
+        keywords: values of keyword-only parameters, by name.
         defaulted: how many of the last positional values are defaults.
     """
 
@@ -47,7 +47,7 @@ class Bound:
 
 
 class Binder:
-    """Binds calls to the signature of a model's ``forward``."""
+    """Binds the arguments of calls to the signature of a model's ``forward``."""
 
     def __init__(self, forward: Callable):
         parameters = list(inspect.signature(forward).parameters.values())
@@ -59,7 +59,7 @@ class Binder:
         self._keyword_only = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
 
     def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Bound:
-        """Order the arguments of one call.
+        """Bind one call's arguments to forward's parameters, in the order of its signature.
 
         Keywords that have a position are moved there; defaults fill what is not given.
 
@@ -104,11 +104,11 @@ def _value(parameter: inspect.Parameter, by_name: dict[str, Any]) -> Any:
 
 
 class Recorded:
-    """The arguments of the first call, with which all later ones are compared.
+    """The recorded arguments of a wrapped model's first call, with which later calls are compared.
 
     Args:
         bound: the arguments.
-        state: ids of the model's tensors, which are no constants wherever they turn up.
+        state: ids of the model's tensors, which are not compared as constants.
 
     Attributes:
         names, positional, keywords, defaulted: as in ``Bound``, with structures for values.
@@ -135,7 +135,7 @@ class Recorded:
         self.plain = leaves if len(leaves) == explicit and fixed and not self.keywords else None
 
     def check(self, bound: Bound) -> None:
-        """Compare a call's arguments; raise poptorch.Error for the first one that differs."""
+        """Compare a call's arguments with the first call's; poptorch.Error if they differ."""
         expected, found = len(self.positional), len(bound.positional)
         if expected != found:
             raise error(
@@ -151,39 +151,39 @@ class Recorded:
                 contents.check(value, exempt)
 
     def _parts(self, bound: Bound) -> Iterator[tuple[str, Any, Structure]]:
-        """Yield the name, value and structure of each argument, in the order of programs."""
+        """Yield the name, value and structure of each argument of a call, in program order."""
         yield from zip(self.names, bound.positional, self.positional, strict=True)
         yield from ((name, bound.keywords[name], spec) for name, spec in self.keywords.items())
 
     def _constants(self, bound: Bound) -> Iterator[tuple[str, Any, Structure]]:
-        """Yield the arguments' parts that may change although they are part of the program."""
+        """Yield constant arguments whose values could change, such as arrays and objects."""
         for name, value, spec in self._parts(bound):
             yield from structure.constants(value, spec, name)
 
     def _exempt(self, bound: Bound) -> Set[int]:
-        """Return ids of tensors that need not be constant: a call's, and the model's own."""
+        """Return the ids of tensors not compared as constants: inputs and the model's state."""
         return self._state | {id(tensor) for tensor in self.tensors(bound)}
 
     def tensors(self, bound: Bound) -> Iterator[torch.Tensor]:
-        """Yield the tensors of a call, in the order in which programs take them."""
+        """Yield the tensors of a call's arguments, in the order of the program's inputs."""
         for _, value, spec in self._parts(bound):
             yield from structure.tensors(value, spec)
 
     def rebuild(self, flat: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
-        """Return arguments and keyword arguments with other tensors in them."""
+        """Return positional and keyword arguments of the recorded structure with new tensors."""
         values = iter(flat)
         positional = [structure.rebuild(spec, values) for spec in self.positional]
         return positional, {k: structure.rebuild(s, values) for k, s in self.keywords.items()}
 
 
 class Contents:
-    """Value of a constant argument at the first call.
+    """The recorded contents of a constant argument, copied at the first call for comparison.
 
     Args:
         value: the argument; arrays and tensors in it are copied.
-        name: of the argument.
-        known: ids of tensors that are no constants: inputs, and the state of the model.
-        public_only: attributes whose names begin with an underscore do not count.
+        name: name of the argument.
+        exempt: ids of tensors that are no constants: inputs, and the state of the model.
+        public_only: ignore attributes whose names begin with an underscore.
 
     Raises:
         poptorch.Error: it is an iterator, which gives its values once, or a set of tensors.
@@ -203,7 +203,7 @@ class Contents:
             self._contents[path] = _copied(part)
 
     def check(self, value: Any, exempt: Set[int]) -> None:
-        """Compare a later call's argument; raise poptorch.Error for the part that differs."""
+        """Compare a later call's constant argument; raise poptorch.Error naming what differs."""
         left = dict(self._contents)
         for path, part in self._walk(value, exempt):
             before = left.pop(path, _NOTHING)
@@ -223,7 +223,7 @@ class Contents:
 
 
 def _copied(value: Any) -> Any:
-    """Return what a part is compared with later; that of containers are their own parts."""
+    """Return a copy of a constant's own value, to compare later calls with."""
     if isinstance(value, torch.Tensor):
         return plain(value).clone()
     if isinstance(value, numpy.ndarray):
@@ -258,7 +258,7 @@ def _same(before: Any, now: Any) -> bool:
 
 
 def _equal(left: Any, right: Any) -> bool:
-    """Return whether two objects of one class are equal, apart from the parts that both have."""
+    """Return whether two objects of one class are equal, except parts compared separately."""
     has_parts = next(reachable.parts(right), None) is not None
     if has_parts and type(right).__eq__ in (object.__eq__, list.__eq__, tuple.__eq__, dict.__eq__):
         return True
@@ -302,13 +302,13 @@ def _beginning(flat: Any) -> str:
 def synthetic_inputs(
     options: Options, like: Sequence[torch.Tensor], device: torch.device
 ) -> list[torch.Tensor] | None:
-    """Return tensors to use instead of a caller's, or None if the caller's are to be used.
+    """Return synthetic input tensors as the options request, or None without such a request.
 
     Args:
         options: ``syntheticDataMode`` 0 off, 1 zeros, 2 random normal, 3 random uniform in 0..1.
-        like: the tensors of a whole call; shapes and dtypes are taken. Integers become zeros,
+        like: input tensors of a call, for shapes and dtypes. Integers become zeros,
             which are valid as classes and indices.
-        device: where they are made.
+        device: device of the new tensors.
 
     Raises:
         poptorch.Error: the mode does not exist.

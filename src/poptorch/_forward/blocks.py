@@ -1,4 +1,4 @@
-"""Blocks of a model, and where an execution strategy places them.
+"""Blocks, named regions of a model, and their placement on devices by an execution strategy.
 
 Blocks act while a model is captured and do nothing otherwise, so an annotated model still runs on
 the host and keeps its parameter names. A placement changes no number. It decides the stages of a
@@ -41,7 +41,7 @@ _active: contextvars.ContextVar["Tracing | None"] = contextvars.ContextVar("trac
 
 
 class Tracing:
-    """The blocks that one forward enters, in order, placed by the options' strategy."""
+    """The blocks that a captured forward enters, in order, and their placement by the strategy."""
 
     def __init__(self, options: Options):
         self.options = options
@@ -52,12 +52,12 @@ class Tracing:
 
     @property
     def strategy(self) -> _IExecutionStrategy:
-        """The execution strategy in force."""
+        """The execution strategy of the model's options."""
         return self.options._execution_strategy
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
-        """While open, annotations find this object; numbering starts again at every opening."""
+        """Make this the current capture for block annotations, with block numbers from 0."""
         self.strategy._restart()
         self._next_name = 0
         self._scopes, self.devices = [], {}
@@ -68,20 +68,20 @@ class Tracing:
             _active.reset(token)
 
     def restart_names(self) -> None:
-        """Have the next block without a name be called ``0``."""
+        """Restart the names of unnamed blocks at ``0``."""
         self._next_name = 0
 
     def next_name(self) -> str:
-        """Return a name for a block without one: ``0``, ``1``, ..."""
+        """Return the next name for an unnamed block: ``0``, ``1``, ..."""
         self._next_name += 1
         return str(self._next_name - 1)
 
     def keep_name(self, name: str) -> None:
-        """Take a name that was given by ``next_name`` in an earlier capture out of the count."""
+        """Reserve the automatic block name of an earlier capture, so that it is not given twice."""
         self._next_name = max(self._next_name, int(name) + 1)
 
     def begin(self, name: str | None, ipu_id: int | None) -> Placement:
-        """Place the operators to come, in a block that gets the next free name if it has none.
+        """Begin a block for the operators that follow; an unnamed block gets the next free number.
 
         Raises:
             AssertionError: the strategy does not know the block, or where to put it.
@@ -94,7 +94,7 @@ class Tracing:
         return placed
 
     def placed(self, name: str, ipu_id: int | None) -> tuple[Placement, dict[str, Any]]:
-        """Return a block's placement by the strategy, and the marks of its operators."""
+        """Return a block's placement by the execution strategy, and the marks of its operators."""
         placed = self.strategy.place(name, ipu_id)
         self.devices[name] = ipu_id
         marks: dict[str, Any] = {BLOCK: dataclasses.astuple(placed)}
@@ -103,11 +103,11 @@ class Tracing:
         return placed, marks
 
     def enter(self, name: str | None, ipu_id: int | None) -> None:
-        """Begin a block that ends with ``leave``."""
+        """Begin a block that lasts until ``leave``."""
         self._scopes.append(self.begin(name, ipu_id))
 
     def leave(self) -> None:
-        """End the innermost entered block; operators then belong to the one around it, if any."""
+        """End the innermost entered block and continue the enclosing block, if any."""
         left = self._scopes.pop()
         logger.debug("Leaving block id=%s", left.block)
         around = self._scopes[-1] if self._scopes else None
@@ -119,12 +119,12 @@ _waited_for: contextvars.ContextVar[bool] = contextvars.ContextVar("waited_for",
 
 
 def refuse_compiling_from_now_on() -> None:
-    """Have every compilation in this thread refused, because a capture waits for the thread."""
+    """Forbid compilation in this thread, because a capture waits for it."""
     _waited_for.set(True)
 
 
 def refuse_compiling_inside_capture() -> None:
-    """Raise poptorch.Error in a thread for which a capture waits."""
+    """Raise poptorch.Error if this thread must not compile as a capture waits for it."""
     if _waited_for.get():
         raise error(
             "A poptorch.CPU called a wrapped model that is not compiled, while the model around it "
@@ -133,12 +133,12 @@ def refuse_compiling_inside_capture() -> None:
 
 
 def current() -> Tracing | None:
-    """Return the capture under way, or None outside of one."""
+    """Return the blocks of the forward being captured, or None outside of a capture."""
     return _active.get()
 
 
 def refuse_nested_call() -> None:
-    """Raise poptorch.Error if a forward is being captured."""
+    """Raise poptorch.Error if a wrapped model is called inside another one's captured forward."""
     if current() is not None:
         raise error(
             "A wrapped model was called inside the forward of another one. Call the plain module "
@@ -150,7 +150,7 @@ def refuse_nested_call() -> None:
 
 
 class Block(torch.nn.Module):
-    """A region of forward, opened by ``with``.
+    """A region of forward that an execution strategy places on a device, opened by ``with``.
 
     Operators after a block and before the next are an error when the model is compiled.
 
@@ -171,7 +171,7 @@ class Block(torch.nn.Module):
 
     @staticmethod
     def useAutoId() -> None:
-        """Start the names of blocks without one at ``0`` again."""
+        """Restart the automatic names of unnamed blocks at ``0``."""
         tracing = current()
         if tracing is not None:
             tracing.restart_names()
@@ -194,12 +194,12 @@ class Block(torch.nn.Module):
             tracing.leave()
 
     def extra_repr(self) -> str:
-        """Name and device, for the module's text form."""
+        """Return a block's name and device for the module's ``repr``."""
         return f"user_id={self._user_id}, ipu_id={self._ipu_id}"
 
 
 class _Beginning:
-    """Begins a block; one without a name takes one at its first use and keeps it."""
+    """The forward pre-hook that begins a block; an unnamed block is named at its first use."""
 
     def __init__(self, user_id: str | None, ipu_id: int | None):
         self._user_id, self._ipu_id = user_id, _number(ipu_id)
@@ -216,7 +216,7 @@ class _Beginning:
         tracing.begin(self._user_id, self._ipu_id)
 
     def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
-        """Enter the block, as a forward pre-hook."""
+        """Begin the block, as a forward pre-hook of a module."""
         self.begin()
 
     def __repr__(self) -> str:
@@ -224,7 +224,7 @@ class _Beginning:
 
 
 class LegacyBeginBlockFn(torch.nn.Module):
-    """Begins a block, then calls something that is not a module.
+    """A module that begins a block and then calls a function that is not a module.
 
     Args:
         layer_to_call: any callable.
@@ -241,7 +241,7 @@ class LegacyBeginBlockFn(torch.nn.Module):
 
     @property
     def _user_id(self) -> str | None:
-        """The block's name; programs that print their partition read it."""
+        """The block's name, which programs read to print their partition."""
         return self._beginning._user_id
 
     @property
@@ -249,19 +249,19 @@ class LegacyBeginBlockFn(torch.nn.Module):
         return self._beginning._ipu_id
 
     def __call__(self, *input: Any, **kwargs: Any) -> Any:
-        """Call the callable inside the block."""
+        """Begin the block and call the wrapped function."""
         self._beginning.begin()
         return self._layer_to_call(*input, **kwargs)
 
     def extra_repr(self) -> str:
-        """Return the block and what is called, for the module's text form."""
+        """Return the block and the wrapped function for the module's ``repr``."""
         return f"{self._beginning!r} {self._layer_to_call!r}"
 
 
 def BeginBlock(
     layer_to_call: torch.nn.Module, user_id: str | None = None, ipu_id: int | None = None
 ) -> torch.nn.Module:
-    """Have a block begin whenever a module is called; it lasts until the next one.
+    """Begin a block whenever a module is called; it lasts until the next block begins.
 
     Args:
         layer_to_call: the module, which keeps its class and the names of its parameters.
@@ -293,7 +293,7 @@ def BeginBlock(
 
 
 def BlockFunction(user_id: str | None = None, ipu_id: int | None = None) -> Callable:
-    """Decorate a function so that each call is a ``Block`` with these arguments."""
+    """Return a decorator that runs each call of a function in a ``Block`` with these arguments."""
 
     def decorate(function: Callable) -> Callable:
         def in_block(*args: Any, **kwargs: Any) -> Any:
@@ -306,7 +306,7 @@ def BlockFunction(user_id: str | None = None, ipu_id: int | None = None) -> Call
 
 
 def removeBlocks(module: torch.nn.Module) -> None:
-    """Undo ``BeginBlock`` for a module (else AssertionError) and everything in it."""
+    """Undo ``BeginBlock`` for a module and its submodules; AssertionError for other types."""
     require(
         isinstance(module, torch.nn.Module),
         f"removeBlocks takes a torch.nn.Module, not {module!r}",
@@ -318,7 +318,7 @@ def removeBlocks(module: torch.nn.Module) -> None:
 
 @contextlib.contextmanager
 def without_blocks(module: torch.nn.Module) -> Iterator[None]:
-    """While open, neither a module nor anything in it begins a block; then what did does again."""
+    """Remove the ``BeginBlock`` hooks of a module and its submodules inside the block."""
     before = [(child, dict(_hooks_of(child))) for child in module.modules()]
     removeBlocks(module)
     try:
@@ -351,12 +351,12 @@ _NO_OPERATORS = frozenset({torch.ops.aten.lift_fresh_copy.default, torch.ops.ate
 
 @dataclasses.dataclass
 class PlacedBlock:
-    """A row of the placement table: a block and its contents.
+    """A row of the placement table: a block with its operators and parameters.
 
     Attributes:
         placement: name, stage, phase and device; the name is empty for what precedes all blocks.
-        operators: operators of forward.
-        parameter_bytes: of the parameters that this block is the first to use.
+        operators: number of operators of forward.
+        parameter_bytes: bytes of the parameters that this block is the first to use.
     """
 
     placement: Placement
@@ -379,7 +379,7 @@ class PlacementTable:
     ipus: int
 
     def located(self, program: Program) -> dict[torch.fx.Node, tuple[str, int]]:
-        """Return the block and the stage of each operator of forward in a program."""
+        """Return the block name and stage number of each forward operator of a program."""
         locations = {}
         stage, ipu = -1, None
         for node in _operators(program):
@@ -405,12 +405,12 @@ class PlacementTable:
 
 
 def placed(programs: Sequence[Program], options: Options, *, training: bool) -> PlacementTable:
-    """Read off where forward was placed, and check it.
+    """Return the placement table of a captured forward, after checking it.
 
     Args:
-        programs: as captured; the first one holds forward.
-        options: of the wrapper.
-        training: whether a backward pass comes on top.
+        programs: captured programs; the first one contains forward.
+        options: options of the wrapper.
+        training: whether the model has a backward pass.
 
     Raises:
         poptorch.Error: an operator outside all blocks, too few micro-batches for the pipeline, or a
@@ -491,7 +491,7 @@ def _check_depth(stages: int, options: Options, *, training: bool) -> None:
 
 
 def module_repr(m: torch.nn.Module) -> str:
-    """Return the text form of a module, in which hooks that run before forward precede the names.
+    """Return the ``repr`` of a module, with its forward pre-hooks such as ``BeginBlock``.
 
     Args:
         m: a module, such as one annotated by ``BeginBlock``.
@@ -520,7 +520,7 @@ def _indented(text: str) -> str:
 
 
 def print(m: Any) -> None:
-    """Print a module with its annotations, and then once more as Python prints it."""
+    """Print a module with its ``BeginBlock`` annotations, then its plain ``repr``."""
     if isinstance(m, torch.nn.Module):
         builtins.print(module_repr(m))
     builtins.print(m)

@@ -1,4 +1,4 @@
-"""Code that runs on the host in the middle of a program."""
+"""Host callbacks: Python code that a compiled program calls on the host while it runs."""
 
 import contextlib
 import contextvars
@@ -19,7 +19,7 @@ _calls: contextvars.ContextVar["CapturedCalls | None"] = contextvars.ContextVar(
 
 
 class CPU:
-    """A callable that stays on the host; the program calls it each time it runs.
+    """A host callback: a Python callable that the compiled program calls each time it runs.
 
     It may do what a program cannot: branch on values, print, use other libraries. It runs once per
     micro-batch and replica, and once with zeros while the program is captured, which tells the
@@ -59,11 +59,11 @@ class CPU:
         self._rebuild: Callable[[Sequence[torch.Tensor]], Any] | None = None
 
     def __call__(self, *input: Any, **kwargs: Any) -> Any:
-        """Call the layer: now on the host, or each time the program under capture runs.
+        """Call the host function: now on the host, or whenever the program being captured runs.
 
         Args:
             input: tensors, or containers of them; other values are constants.
-            kwargs: likewise.
+            kwargs: tensors, containers or constants by name.
 
         Returns:
             One tensor, or a list of several.
@@ -90,7 +90,7 @@ class CPU:
             raise error(f"poptorch.CPU {self._id!r} returned no tensor. Return at least one.")
 
     def execute(self) -> None:
-        """Run the layer on ``inputs``; keep its results, tensors, in ``outputs``."""
+        """Call the host function on ``inputs`` and store its result tensors in ``outputs``."""
         assert self._rebuild is not None, "execute() needs a call in forward first"
         positional, keywords = self._rebuild(self.inputs)
         with torch.no_grad():
@@ -106,7 +106,7 @@ class CPU:
         self.out_shapes = [each.shape for each in outputs]
 
     def registerPersistentData(self) -> str:
-        """Make the latest call known to the program under capture and return its name there."""
+        """Register the latest host call with the program being captured; return its name."""
         calls = _calls.get()
         if calls is None:
             raise error("registerPersistentData() has no meaning outside of a wrapped forward.")
@@ -121,7 +121,7 @@ class CPU:
 
 
 class CapturedCalls(HostCalls):
-    """The host calls of a program: found during capture, called while it runs."""
+    """The host callbacks of a program: registered during capture, called at run time."""
 
     def __init__(self, module: torch.nn.Module):
         super().__init__()
@@ -130,7 +130,7 @@ class CapturedCalls(HostCalls):
         self._originals: list[tuple[dict, dict]] = []
 
     def add(self, owner: CPU, identity: str, function: Callable) -> str:
-        """Register a call under its object's ID, which no other may have; return its name."""
+        """Register a host callback under its unique ID; return its name in the program."""
         name, number = identity, 1
         while name in self.functions:
             if self._owners[name] is not owner:
@@ -145,7 +145,7 @@ class CapturedCalls(HostCalls):
 
     @contextlib.contextmanager
     def capturing(self) -> Iterator[None]:
-        """While open, ``CPU`` objects register here."""
+        """Collect the host callbacks of ``CPU`` objects called inside the block."""
         stores = [
             owner.__dict__[kind]
             for owner in self._module.modules()
@@ -161,7 +161,7 @@ class CapturedCalls(HostCalls):
 
     @contextlib.contextmanager
     def original_state(self) -> Iterator[None]:
-        """While open, the module has its own tensors and not those of the trace."""
+        """Put the module's own tensors in place of the trace's inside the block."""
         substituted = [dict(store) for store, _ in self._originals]
         for store, original in self._originals:
             store.update(original)
@@ -173,7 +173,7 @@ class CapturedCalls(HostCalls):
 
 
 def _on_the_host(function: Callable[[], None]) -> None:
-    """Run a function in a thread of its own, where no trace is under way."""
+    """Run a function in a new thread, in which no capture is active."""
     raised: list[BaseException] = []
 
     def run() -> None:

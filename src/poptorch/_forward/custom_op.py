@@ -1,4 +1,4 @@
-"""Custom operators: registered by programs, and shipped with the original."""
+"""Custom operators: those registered by programs, and those shipped with the original."""
 
 import dataclasses
 import re
@@ -30,7 +30,7 @@ _registered: dict[tuple[str, str], _Implementation] = {}
 def register_custom_op(
     name: str, domain: str, domain_version: int | None = None, *, backward: Callable | None = None
 ) -> Callable[[Callable], Callable]:
-    """Decorate the function that computes what ``custom_op`` calls by this name and domain.
+    """Return a decorator that registers the implementation of a custom operator.
 
     The function takes the list of inputs and the dictionary of attributes, and returns a tensor or
     a sequence of tensors. It is written with torch operations, which become part of the program::
@@ -45,7 +45,7 @@ def register_custom_op(
 
     Args:
         name: as given to ``custom_op``.
-        domain: likewise.
+        domain: as given to ``custom_op``.
         domain_version: the only version this computes; default any.
         backward: takes the gradients of the results, the inputs and the attributes, and returns one
             gradient (or None) per input.
@@ -69,7 +69,7 @@ def custom_op(
     example_outputs: Sequence[torch.Tensor],
     attributes: dict[str, float | int | str | list | tuple] | None = None,
 ) -> list[torch.Tensor]:
-    """Put an operator of the program's own in its place in forward.
+    """Call a custom operator of the user's program inside forward.
 
     It is looked up under ``register_custom_op``, then as ``torch.ops.DOMAIN.NAME`` with every dot
     of the domain replaced by an underscore; that one is called with the inputs, and with the
@@ -199,7 +199,7 @@ DOMAIN = "poptorch.custom_ops"
 
 @register_custom_op("FastGatherLastDim", DOMAIN)
 def fast_gather_last_dim(inputs: list[torch.Tensor], attributes: dict) -> list[torch.Tensor]:
-    """Values of the last dimension at indices, as ``torch.gather(values, -1, indices)``.
+    """Gather values along the last dimension, as ``torch.gather(values, -1, indices)``.
 
     Args:
         inputs: values ``[..., n]``, and integer indices ``[..., k]`` below n.

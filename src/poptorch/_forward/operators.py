@@ -1,4 +1,4 @@
-"""Operations of the original that programs call inside forward."""
+"""Operations of PopTorch that programs call inside forward."""
 
 import itertools
 import math
@@ -21,7 +21,7 @@ _KINDS = {torch.Tensor: "a tensor", int: "an int", float: "a float", bool: "a bo
 
 
 def _need(name: str, kind: type, **values: object) -> None:
-    """Check the types of arguments; raise poptorch.Error for the first of another type."""
+    """Check the types of an operation's arguments; raise poptorch.Error for a mismatch."""
     for label, value in values.items():
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             found = type(value).__name__
@@ -36,21 +36,21 @@ def for_loop(
     body: Callable[..., Sequence[torch.Tensor]],
     inputs: list[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """Apply a function to its own results a fixed number of times.
+    """Run a loop: apply a function to tensors, then to its own results, ``count`` times.
 
     In a wrapped model the body is traced once and runs in a loop of the program, which therefore
     does not grow with ``count``. Prints and host calls of a body happen each time if its results
     depend on theirs, and are left out if not. Outside it is a loop of Python.
 
     Args:
-        count: how often.
+        count: number of iterations.
         body: called as ``body(*inputs)``; returns a list of as many tensors (or one alone) with the
             same shapes and types. It may read any other tensor and change its arguments in place,
             which are copies.
-        inputs: where to start; unchanged.
+        inputs: arguments of the first iteration; unchanged.
 
     Returns:
-        What the last call returned; copies of ``inputs`` if ``count`` is 0.
+        The results of the last iteration; copies of ``inputs`` if ``count`` is 0.
 
     Raises:
         ValueError: ``inputs`` is not a list of tensors.
@@ -82,7 +82,7 @@ def cond(
     else_body: Callable[..., Sequence[torch.Tensor]],
     else_inps: list[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """Run one of two functions, as a tensor's value says when the program runs.
+    """Run one of two functions, chosen by a boolean tensor when the program runs.
 
     In a wrapped model both functions are traced and one runs. Outside only one is called.
 
@@ -93,7 +93,7 @@ def cond(
         then_inps: its arguments, which it sees as copies.
         else_body: called where the condition does not hold; returns as many tensors of the same
             shapes and types.
-        else_inps: its arguments, likewise.
+        else_inps: its arguments, which it sees as copies.
 
     Returns:
         The results of the function that ran.
@@ -185,7 +185,7 @@ _INDEX_TYPES = (torch.int16, torch.int32, torch.int64)
 def dynamic_slice(
     tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int, step: int
 ) -> torch.Tensor:
-    """Return the elements from ``start`` to ``start + size`` along a dimension, every ``step``-th.
+    """Slice a tensor along a dimension at a start index that is itself a tensor.
 
     A start from which the slice would leave the tensor is moved to the nearest one from which it
     does not, so that negative starts mean 0. Gradients reach ``tensor``.
@@ -212,7 +212,7 @@ def dynamic_slice(
 def dynamic_update(
     input: torch.Tensor, src: torch.Tensor, dim: int, start: torch.Tensor, size: int
 ) -> torch.Tensor:
-    """Return a copy of ``input`` with elements ``start`` to ``start + size`` from ``src``.
+    """Return a copy of a tensor with a slice replaced, at a start index that is itself a tensor.
 
     Starts out of range move as for ``dynamic_slice``. Gradients reach ``input`` and ``src``.
 
@@ -278,14 +278,14 @@ def _range(start: torch.Tensor, length: int, size: int, step: int) -> torch.Tens
 
 
 class TensorSlices(TorchFunctionMode):
-    """While open, ``x[i]`` and ``x[i : i + 2]`` work with a tensor ``i`` that has no value yet.
+    """A mode in which ``x[i]`` and ``x[i : i + 2]`` accept an index tensor whose value is unknown.
 
     The ends of a slice have to differ by a constant that the traced operations show. Everything
     else is left to torch, which says that it needs the value.
     """
 
     def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None):
-        """Call ``func``, with positions instead of numbers and slices that depend on a tensor."""
+        """Call ``func``, with dynamic indices and slices replaced by vectors of positions."""
         if func is torch.Tensor.__getitem__ or func is torch.Tensor.__setitem__:
             positions = _positions(args[0], args[1])
             if positions is not None:
@@ -306,10 +306,10 @@ def _at(
 
 
 def _positions(tensor: torch.Tensor, index: Any) -> tuple[tuple, int | None] | None:
-    """Return the index with a vector of positions in the one place that depends on a tensor.
+    """Replace the dynamic index or slice in an indexing expression by a vector of positions.
 
     Returns:
-        The new index and, for a single position, the dimension of the result that it left; None
+        The new index and, for a single position, the dimension to squeeze in the result; None
         if the index is to stay as it is.
     """
     items = index if isinstance(index, tuple) else (index,)
@@ -335,7 +335,7 @@ def _is_number(item: object) -> bool:
 
 
 def _place(before: tuple, after: tuple) -> int:
-    """Return the dimension of a result that the index between two others makes."""
+    """Return the result dimension of an index between the given indices."""
     if Ellipsis in before:
         return -1 - sum(not isinstance(item, int) for item in after)
     return sum(not isinstance(item, int) for item in before)
@@ -348,7 +348,7 @@ def _is_dynamic(item: object) -> bool:
 
 
 def _dimension(tensor: torch.Tensor, items: tuple, position: int) -> int:
-    """Return which dimension the index at ``position`` is about."""
+    """Return the tensor dimension that the index at ``position`` selects from."""
     taking = [item is not None and item is not Ellipsis for item in items]
     if Ellipsis in items[:position]:
         return tensor.dim() - sum(taking[position:])
@@ -363,10 +363,10 @@ Batch = list[int] | torch.Tensor | None
 def fps(
     src: torch.Tensor, ptr: list[int], ratio: float = 0.5, random_start: bool = False
 ) -> torch.Tensor:
-    """Sample points of each cloud, each farthest from those chosen before.
+    """Sample points of each cloud by farthest point sampling.
 
     Args:
-        src: [points, ...] coordinates; the clouds lie one behind the other.
+        src: [points, ...] coordinates; the clouds are concatenated.
         ptr: where each cloud begins, and where the last one ends: ``[0, 5, 9]`` for 5 and 4.
         ratio: share of each cloud to keep, rounded up.
         random_start: begin at a random point of each cloud instead of its first.
@@ -416,13 +416,13 @@ def _check_boundaries(ptr: object, src: torch.Tensor) -> None:
 def nearest(
     x: torch.Tensor, y: torch.Tensor, batch_x: Batch = None, batch_y: Batch = None
 ) -> torch.Tensor:
-    """For each row of ``x`` the nearest row of ``y`` that belongs to the same batch.
+    """Return the index of the nearest row of ``y`` in the same batch, for each row of ``x``.
 
     Args:
         x: [N] or [N, features].
         y: [M] or [M, features].
         batch_x: N batch numbers, a list or a tensor; None puts all rows into batch 0.
-        batch_y: M batch numbers, likewise. A list takes the dtype of the other one.
+        batch_y: M batch numbers. A list takes the dtype of the other one.
 
     Returns:
         [N] int64 rows of ``y``: the first of several equally near, -1 where the batch has none.
@@ -473,25 +473,25 @@ def serializedMatMul(
     factor: int = 0,
     keep_precision: bool = False,
 ) -> torch.Tensor:
-    """``torch.matmul`` in slices, which need less memory for what a product makes on its way.
+    """Compute ``torch.matmul`` in slices, to reduce the memory of intermediate results.
 
     Slicing InputChannels or OutputChannels sums up the same products for every element of the
     result; slicing ReducingDim sums within each slice first. So results equal those of
     ``torch.matmul`` up to rounding.
 
     Differs from the original: slices are taken on the host as well, and factors of 0 and 1 mean one
-    product.
+    matrix multiplication.
 
     Args:
         lhs: ``[..., input channels, reducing]``.
         rhs: ``[..., reducing, output channels]``.
-        mode: which dimension is sliced; Disabled for none.
+        mode: dimension to slice; Disabled for none.
         factor: number of slices.
         keep_precision: half operands are multiplied and summed, gradients included, in float32; the
             result is rounded once.
 
     Returns:
-        The product, of the operands' type.
+        The matrix product, in the operands' dtype.
 
     Raises:
         AssertionError: mode, factor or keep_precision of another type.
@@ -569,7 +569,7 @@ def ctc_beam_search_decoder(
     beam_width: int = 100,
     top_paths: int = 1,
 ) -> list[torch.Tensor]:
-    """Return the most probable label sequences, by prefix beam search.
+    """Decode the most probable label sequences of CTC log probabilities by prefix beam search.
 
     Args:
         probs: [time, batch, classes] log probabilities.
@@ -621,7 +621,7 @@ def ipu_print_tensor(
     open_bracket: str = "(",
     close_bracket: str = ")",
 ) -> torch.Tensor:
-    """Return ``tensor`` and have the program write it to stderr whenever it is computed.
+    """Print a tensor to stderr whenever the program computes it; return the tensor.
 
     That is once per micro-batch and replica, not once per call. Use the result: a print whose
     result nothing reads is left out. Outside of a wrapper nothing is printed.

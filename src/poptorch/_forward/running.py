@@ -1,4 +1,4 @@
-"""State of a run of forward: its purpose, its loss, its device and its substitutes."""
+"""The state of forward's current run: capture mode, loss, device, and substituted functions."""
 
 import contextlib
 import contextvars
@@ -60,12 +60,12 @@ def identity_loss(x: torch.Tensor, reduction: str) -> torch.Tensor:
 
 
 def isRunningOnIpu() -> bool:
-    """Return whether forward is being captured for the device; False on plain host runs."""
+    """Return whether forward is being captured for the device; False in plain runs on the host."""
     return capturing() is not None
 
 
 def capturing() -> bool | None:
-    """None outside a capture; inside, whether it is for training."""
+    """Return None outside of a capture of forward, else whether it is for training."""
     observer = _observer.get()
     if observer is not None:
         observer.any = True
@@ -73,12 +73,12 @@ def capturing() -> bool | None:
 
 
 def is_captured() -> bool:
-    """Return whether forward is being captured, asked by this package itself."""
+    """Return whether forward is being captured, without recording the query in ``Asked``."""
     return _capturing.get() is not None
 
 
 class Asked:
-    """Records as ``any`` whether forward queries its device inside the block."""
+    """A context manager that records in ``any`` whether forward queries its device."""
 
     any = False
 
@@ -92,7 +92,7 @@ class Asked:
 
 @contextlib.contextmanager
 def running_on_ipu(*, training: bool) -> Iterator[None]:
-    """While open, ``isRunningOnIpu()`` is True."""
+    """Make ``isRunningOnIpu()`` return True inside the block."""
     token = _capturing.set(training)
     try:
         yield
@@ -126,7 +126,7 @@ _FACTORIES = frozenset(
 
 @contextlib.contextmanager
 def on_ipu() -> Iterator[None]:
-    """While open, the user's forward finds itself on a device named "ipu"."""
+    """Show tensors as on a device named "ipu" to the user's forward inside the block."""
     with _torch.devices_shown(_shown), _torch.unchecked_distributions(), _DeviceNames():
         yield
 
@@ -139,7 +139,7 @@ def _shown(tensor: torch.Tensor, device: torch.device) -> torch.device:
 
 
 class _DeviceNames(TorchFunctionMode):
-    """Takes "ipu" for the device where tensors are, and warns of tensors made without a device."""
+    """Maps the device name "ipu" to the CPU, and warns of tensors created without a device."""
 
     def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None):
         kwargs = dict(kwargs or {})
@@ -167,10 +167,10 @@ def _names_ipu(device: Any) -> bool:
 
 
 class _OverwriteContextManager:
-    """The substitution managers that are registered, by the name that the original gives them.
+    """A context manager that applies the registered function substitutions during a capture.
 
-    ``poptorch._poplar_executor`` only imports this class: a client executes that module again to
-    register, which would make an empty list there.
+    ``poptorch._poplar_executor`` only imports this class, which has the original's name: a client
+    executes that module again to register, which would make an empty list there.
     """
 
     _subsitution_manager_types: ClassVar[list[type]] = []
@@ -189,7 +189,7 @@ class _OverwriteContextManager:
 
     @classmethod
     def registerSubsitutionManager(cls, type: type) -> None:
-        """Register a class whose substitutes are in place while forward is captured.
+        """Register a class that substitutes functions while forward is captured.
 
         Args:
             type: a class without arguments that has `replace` and `restore`; once is enough.

@@ -38,7 +38,7 @@ _FACTORIES: dict[str, type] = {kind.__name__: kind for kind in (list, dict, int,
 
 
 def structure_data(structure: Structure, name: str) -> Any:
-    """Return a structure as JSON; raise poptorch.Error for a part that cannot be stored."""
+    """Return a structure of tensors and constants as JSON; poptorch.Error if a part has no form."""
     if isinstance(structure, Leaf):
         return {"leaf": [list(structure.shape), encode(structure.dtype)]}
     if isinstance(structure, Constant):
@@ -63,7 +63,7 @@ def structure_data(structure: Structure, name: str) -> Any:
 
 
 def constant_data(value: Any, name: str) -> Any:
-    """Return a constant as JSON; raise poptorch.Error if a file cannot hold its kind."""
+    """Return a Python constant as JSON; raise poptorch.Error if a file cannot store its type."""
     try:
         return encode(value)
     except SerializationError as problem:
@@ -80,7 +80,7 @@ def _kind_data(kind: type, known: dict[str, type]) -> Any:
 
 
 def structure_from(data: Any) -> Structure:
-    """Return the structure of ``structure_data``; raise poptorch.Error for unknown classes."""
+    """Rebuild a structure from the JSON of ``structure_data``; Error for unknown classes."""
     ((tag, content),) = data.items()
     if tag == "leaf":
         return Leaf(torch.Size(content[0]), decode(content[1]))
@@ -123,7 +123,7 @@ def _is_like(kind: type, bases: tuple[type, ...], fields: list[str]) -> bool:
 
 
 def recorded_data(recorded: Recorded) -> dict[str, Any]:
-    """Return the arguments of the first call as JSON values; see ``structure_data``."""
+    """Return the recorded arguments of the first call as JSON values."""
     named = zip(recorded.names, recorded.positional, strict=True)
     return {
         "names": list(recorded.names),
@@ -136,11 +136,11 @@ def recorded_data(recorded: Recorded) -> dict[str, Any]:
 
 
 def bound_from(data: dict[str, Any], rows: float = 1) -> Bound:
-    """Return a call like the recorded one, with zeros in its tensors.
+    """Rebuild a call's arguments from the JSON of ``recorded_data``, with zeros as tensors.
 
     Args:
-        data: what ``recorded_data`` wrote.
-        rows: by how many times more rows a call brings now.
+        data: result of ``recorded_data``.
+        rows: factor by which the batch has grown since then.
     """
 
     def zeros(leaf: Leaf) -> torch.Tensor:
@@ -160,7 +160,7 @@ def bound_from(data: dict[str, Any], rows: float = 1) -> Bound:
 
 
 def signature_data(signature: inspect.Signature) -> list[list[Any]]:
-    """Return the parameters of ``forward``: name, kind, and the default in a list, if there is one.
+    """Return the parameters of ``forward`` as JSON: name, kind and, in a list, the default if any.
 
     A default that cannot be stored is left out: after loading, that argument has to be passed.
     """
@@ -175,7 +175,7 @@ def signature_data(signature: inspect.Signature) -> list[list[Any]]:
 
 
 def signature_from(data: list[list[Any]]) -> inspect.Signature:
-    """Return the signature that ``signature_data`` wrote."""
+    """Rebuild the signature of forward from the JSON of ``signature_data``."""
     parameters, mandatory = [], False
     for name, kind_name, default in reversed(data):
         kind = _KINDS[kind_name]

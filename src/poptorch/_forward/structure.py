@@ -1,4 +1,4 @@
-"""The shape of arguments and results: nested containers of tensors and constants.
+"""The structure of arguments and results: nested containers of tensors and constants.
 
 A structure is recorded once. Later values are compared with it, flattened in its order, or rebuilt
 around other tensors.
@@ -38,11 +38,11 @@ _RESULT_TYPES = {torch.float64: torch.float32, torch.int64: torch.int32}
 
 
 class ICustomArgParser(abc.ABC):
-    """Takes one type of argument apart and rebuilds it."""
+    """Flattens one type of argument into tensors, and rebuilds it from tensors."""
 
     @abc.abstractmethod
     def yieldTensors(self, struct: Any) -> Iterator[Any]:
-        """Yield the tensors of a structure, always in the same order.
+        """Yield the tensors in a value of the registered type, always in the same order.
 
         Args:
             struct: A value of the registered type.
@@ -50,10 +50,10 @@ class ICustomArgParser(abc.ABC):
 
     @abc.abstractmethod
     def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[Any]) -> Any:
-        """Return a structure like the original one, made of other tensors.
+        """Build a copy of a value of the registered type with other tensors.
 
         Args:
-            original_structure: What everything but the tensors is taken from; not to be changed.
+            original_structure: Value to copy all but the tensors from; not to be changed.
             tensor_iterator: As many tensors as `yieldTensors` gives, in its order.
         """
 
@@ -63,7 +63,7 @@ _parsers: dict[type, ICustomArgParser] = {}
 
 
 def registerCustomArgParser(arg_data_type: type, arg_parser: ICustomArgParser | None) -> None:
-    """Let wrapped models and loaders accept a type that contains tensors.
+    """Register the parser of a type that contains tensors, for wrapped models and data loaders.
 
     Args:
         arg_data_type: The type; its subclasses are accepted too.
@@ -90,7 +90,7 @@ def registerCustomArgParser(arg_data_type: type, arg_parser: ICustomArgParser | 
 
 
 def parser_for(value: Any) -> ICustomArgParser | None:
-    """Return the parser of a value: by exact type, then in the order of registration."""
+    """Return the argument parser registered for a value's type or a base class, or None."""
     if not _parsers:
         return None
     exact = _parsers.get(type(value))
@@ -106,12 +106,12 @@ def _parser_of(value: Any) -> ICustomArgParser:
 
 
 def registered() -> dict[type, ICustomArgParser]:
-    """Return all parsers, for a worker process that starts with none."""
+    """Return all registered argument parsers by type, to send to a worker process."""
     return dict(_parsers)
 
 
 def sendable(parsers: dict[type, ICustomArgParser]) -> dict[type, ICustomArgParser]:
-    """Return the parsers that pickle, for a process that is not forked.
+    """Return the argument parsers that can be pickled, for a process that is not forked.
 
     A type that another process cannot import, such as one defined in a function, does not come
     from there, so its parser is not missed.
@@ -132,7 +132,7 @@ def _pickles(value: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """A tensor, recorded by the attributes that a later one must share."""
+    """The record of a tensor in a structure: the shape and dtype that later tensors must have."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -142,33 +142,33 @@ class Leaf:
 
 @dataclasses.dataclass(frozen=True)
 class Constant:
-    """Any value that is not a tensor; it is part of the program."""
+    """The record of a non-tensor value in a structure, compiled into the program."""
 
     value: Any
     keys = parts = ()
 
     @property
     def kind(self) -> type:
-        """The type of a value in a structure."""
+        """The Python type of a constant."""
         return type(self.value)
 
 
 @dataclasses.dataclass(frozen=True)
 class Items:
-    """A list, a tuple or a named tuple."""
+    """The record of a list, tuple or named tuple in a structure."""
 
     kind: type
     parts: tuple["Structure", ...]
 
     @property
     def keys(self) -> Sequence[Any]:
-        """Indices or keys of the parts of a container."""
+        """The indices of the items of a list or tuple."""
         return range(len(self.parts))
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A dictionary of any class; the order of its keys is that of the first one seen."""
+    """The record of a dictionary of any class in a structure, with the first call's key order."""
 
     kind: type
     keys: tuple[Any, ...]
@@ -178,7 +178,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Custom(Items):
-    """A value of a type with a registered parser, and an example that others are made from."""
+    """The record of a value whose type has a registered parser, with an example to rebuild from."""
 
     example: Any
 
@@ -187,7 +187,7 @@ Structure = Leaf | Constant | Items | Table
 
 
 def record(value: Any) -> Structure:
-    """Describe a structure of tensors and constants."""
+    """Return the structure of a value: its containers, tensors and constants."""
     if isinstance(value, torch.Tensor):
         require_dense(value)
         return Leaf(value.shape, value.dtype)
@@ -202,7 +202,7 @@ def record(value: Any) -> Structure:
 
 
 def require_dense(tensor: torch.Tensor) -> None:
-    """Raise poptorch.Error for a sparse, nested or quantized tensor, which no program takes."""
+    """Raise poptorch.Error for a sparse, nested or quantized tensor: programs accept none."""
     kind = aliasing.other_kind(tensor)
     if kind is not None:
         raise error(
@@ -224,19 +224,19 @@ def _emptied(value: dict) -> Any:
 
 
 def nodes(structure: Structure) -> Iterator[Structure]:
-    """Yield a structure and all its parts, depth first."""
+    """Yield all nodes of a structure, depth first, starting with its root."""
     yield structure
     for part in structure.parts:
         yield from nodes(part)
 
 
 def leaves(structure: Structure) -> Iterator[Leaf]:
-    """Yield the records of a structure's tensors, in order."""
+    """Yield the tensor records of a structure, in order."""
     return (node for node in nodes(structure) if isinstance(node, Leaf))
 
 
 def tensors(value: Any, like: Structure) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a structure, in the order of the recorded one."""
+    """Yield the tensors of a value, in the order of its recorded structure."""
     if isinstance(like, Leaf):
         yield value
     elif isinstance(like, Custom):
@@ -249,9 +249,9 @@ def tensors(value: Any, like: Structure) -> Iterator[torch.Tensor]:
 def constants(
     value: Any, like: Structure, name: str
 ) -> Iterator[tuple[str, Any, Constant | Custom]]:
-    """Yield the parts of an argument that are part of the program and can change, with their names.
+    """Yield the constants of an argument that can change between calls, with their names.
 
-    Objects with a parser are among them: all in them that is not a tensor is.
+    Objects with a parser are among them: everything in them that is not a tensor is constant.
     """
     if isinstance(like, Custom) or (isinstance(like, Constant) and not cannot_change(like.value)):
         yield name, value, like
@@ -261,7 +261,7 @@ def constants(
 
 
 def rebuild(like: Structure, values: Iterator[Any]) -> Any:
-    """Return the recorded structure with other tensors in it."""
+    """Build a value of a recorded structure with new tensors."""
     if isinstance(like, Leaf):
         return next(values)
     if isinstance(like, Constant):
@@ -289,12 +289,12 @@ def _filled(like: Table, items: dict) -> Any:
 
 
 def cannot_change(value: Any) -> bool:
-    """Return whether a constant is a number, a text or the like, which no call can find changed."""
+    """Return whether a constant is immutable, such as a number or a string."""
     return isinstance(value, _FIXED)
 
 
 def same_bits(before: Any, now: Any) -> bool:
-    """Return whether two constants without parts give the same program.
+    """Return whether two constants without parts are equal in every bit.
 
     Bits count, because operators tell 0.0 from -0.0 and 1 from True. NaN equals itself.
     """
@@ -302,7 +302,7 @@ def same_bits(before: Any, now: Any) -> bool:
 
 
 def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two strided tensors have one dtype, shape and value, NaN included."""
+    """Return whether two strided tensors are equal in dtype, shape and bytes, NaN included."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
     flat = (x.contiguous().reshape(-1).view(torch.uint8) for x in (one, other.to(one.device)))
@@ -310,7 +310,7 @@ def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def check_same(recorded: Structure, actual: Structure, name: str) -> None:
-    """Compare an argument with the recorded one; raise poptorch.Error for what differs."""
+    """Compare an argument's structure with the recorded one; poptorch.Error if they differ."""
     if type(recorded) is not type(actual) or recorded.kind is not actual.kind:
         raise _mismatch("Type", name, _kind(recorded), _kind(actual))
     if isinstance(recorded, Leaf) and isinstance(actual, Leaf):
@@ -332,7 +332,7 @@ def check_same(recorded: Structure, actual: Structure, name: str) -> None:
 
 
 def check_keys(expected: Sequence[Any], actual: Sequence[Any], name: str) -> None:
-    """Compare keys in any order; raise poptorch.Error naming missing and unexpected ones."""
+    """Compare dictionary keys in any order; raise poptorch.Error for missing or unexpected keys."""
     # Forward may compute with keys, and 1, 1.0 and True are equal.
     before, now = {bits(key) for key in expected}, {bits(key) for key in actual}
     missing = [str(key) for key in expected if bits(key) not in now]
@@ -353,7 +353,7 @@ def _kind(recorded: Structure) -> str:
 
 
 def _texts(before: Any, now: Any) -> tuple[str, str]:
-    """Return two constants as text; NaN that are written alike with their bits."""
+    """Format two constants for an error message; NaN of equal text are shown with their bits."""
     texts = repr(before), repr(now)
     if texts[0] != texts[1] or not isinstance(before, float):
         return texts
@@ -365,7 +365,7 @@ def _texts(before: Any, now: Any) -> tuple[str, str]:
 
 
 def taken_apart(result: Any) -> tuple[Structure, list[torch.Tensor]]:
-    """Return the structure of what forward returned, and its tensors.
+    """Split a result of forward into its structure and its tensors.
 
     Raises:
         poptorch.Error: it hides tensors where nothing can be put back, naming the type that needs a
@@ -401,12 +401,12 @@ Deliver = Callable[[list[torch.Tensor]], Any]
 
 
 def delivery(like: Structure) -> Deliver:
-    """Return a function that puts computed tensors into a recorded structure, on the host.
+    """Return a function that packs a program's output tensors into a recorded result structure.
 
     A tensor, and a tuple or list of tensors, need no walk through the structure.
 
     Args:
-        like: of the results; every tensor in it is computed.
+        like: structure of the results; every tensor in it is computed.
     """
     if isinstance(like, Leaf):
         return lambda outputs: to_host(outputs[0])
@@ -417,7 +417,7 @@ def delivery(like: Structure) -> Deliver:
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a device's result as a tensor of the host, of the types that devices have."""
+    """Return an output tensor as a host tensor, in a dtype that devices support."""
     dtype = tensor.dtype
     if dtype in _RESULT_TYPES or not tensor.is_cpu:
         tensor = tensor.to("cpu", _RESULT_TYPES.get(dtype, dtype))

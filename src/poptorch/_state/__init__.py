@@ -1,1 +1,1 @@
-"""The weights and random state of a wrapped model, on the host and on the device."""
+"""Weights and random state of a wrapped model, on the host and on the device."""

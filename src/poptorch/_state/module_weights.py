@@ -1,8 +1,8 @@
-"""Keeping the user's own module current: weights live on the device and are fetched when read.
+"""Lazy synchronization of the user's module: weights are fetched from the device when read.
 
 While a module is wrapped for training its class, and those of its parameters and buffers, are
 replaced by subclasses which first fetch newer weights from the device. ``isinstance`` still holds,
-nothing has to be called, and nothing is copied until somebody looks.
+nothing has to be called, and nothing is copied until the weights are read.
 """
 
 import functools
@@ -29,14 +29,14 @@ _INTERNAL = frozenset({"__class__", "__dict__", "_poptorch_owner", "__weakref__"
 
 
 class Shared:
-    """State that all wrappers of a module share; it outlives each of them.
+    """State shared by all wrappers of a module; it outlives each of them.
 
     Attributes:
         version: counts changes of the weights by whichever wrapper trains the module.
-        around: the records of modules wrapped for training that have had this one as a part,
-            itself included.
+        around: the records of modules wrapped for training that contain or have contained this
+            module, itself included.
         unwrapped_from: the executor that trains the module while it is unwrapped for a time.
-        lock: held by whoever uses a wrapper of this module, of a part or of what it is part of.
+        lock: held while a wrapper of this module, of a submodule or of a parent module is used.
         host_training: watches for training steps outside the executor while the module is wrapped.
     """
 
@@ -64,7 +64,7 @@ _shared: "weakref.WeakKeyDictionary[torch.nn.Module, Shared]" = weakref.WeakKeyD
 
 
 def shared_by(module: torch.nn.Module) -> Shared:
-    """Return the record of a module's wrappers."""
+    """Return the state that all wrappers of a module share."""
     return _shared.setdefault(module, Shared())
 
 
@@ -72,7 +72,7 @@ _choosing = Lock()
 
 
 def lock_of(module: torch.nn.Module) -> Lock | Locks:
-    """Return the lock of a module's wrappers; those that share a submodule take turns."""
+    """Return the lock of a module's wrappers, which excludes wrappers with common submodules."""
     with _choosing:
         records = [shared_by(child) for child in module.modules()]
         locks = {id(each.lock): each.lock for each in records if each.lock is not None}
@@ -86,12 +86,12 @@ _wrappings = 0
 
 
 def generation() -> int:
-    """Return a number that changes whenever a module is wrapped for training."""
+    """Return a counter of the modules wrapped for training so far."""
     return _wrappings
 
 
 def _note_parts(module: torch.nn.Module, shared: Shared) -> None:
-    """Inference wrappers of parts of a wrapped module, or of what it is part of, look here."""
+    """Register a wrapped module with its submodules, for inference wrappers that follow it."""
     global _wrappings
     _wrappings += 1
     for child in module.modules():
@@ -108,7 +108,7 @@ def _fetch(tensor: Any) -> None:
 
 
 class _Fetching(torch.Tensor):
-    """A tensor of which any use fetches newer weights first."""
+    """A tensor that fetches newer weights from the device before any use."""
 
     _poptorch_owner: weakref.ref
 
@@ -182,21 +182,21 @@ def _fetching(values: Any) -> Iterator[_Fetching]:
 
 
 def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Return an ordinary tensor on the same storage, with the newest weights."""
+    """Return an ordinary tensor on the storage of a wrapped weight, after fetching new weights."""
     with without_torch_function():
         _fetch(tensor)
         return torch.Tensor.as_subclass(torch.Tensor.detach(tensor), torch.Tensor)
 
 
 def _may_write(func: Callable[..., Any]) -> bool:
-    """Return whether a function of torch writes its first argument, or hands out its data."""
+    """Return whether a torch function writes its first argument, or exposes its data."""
     name = getattr(func, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__")
     return in_place or name in _IN_PLACE or func in (_DATA, _SETS_DATA, _FLAG)
 
 
 def _note_write(written: Any, *, only_access: bool) -> None:
-    """Tell the executor of a weight, or of the first of several, that the host may write it."""
+    """Notify the executor that the host may write a weight: the first one in ``written``."""
     for value in _fetching(written):
         executor = object.__getattribute__(value, "__dict__")["_poptorch_owner"]()
         if executor is not None:
@@ -205,14 +205,14 @@ def _note_write(written: Any, *, only_access: bool) -> None:
 
 
 def _of_own_class(plain: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """``plain`` as what the user made: a parameter or a tensor."""
+    """Convert a plain tensor to a parameter if ``like`` is one."""
     if isinstance(like, torch.nn.Parameter):
         return torch.nn.Parameter(plain, requires_grad=like.requires_grad)
     return plain
 
 
 class _Wrapped(torch.nn.Module):
-    """Mixin of a wrapped module's class that fetches weights when they are read."""
+    """The mixin of a wrapped module's class that fetches weights when they are read."""
 
     _poptorch_original: type[torch.nn.Module]
 
@@ -230,7 +230,7 @@ class _Wrapped(torch.nn.Module):
         return value
 
     def copyWeightsToHostIfNeeded(self) -> bool:
-        """Fetch newer weights and return whether there were any."""
+        """Fetch newer weights from the device and return whether there were any."""
         return _fetch_for(self)
 
     def destroy(self) -> None:
@@ -286,12 +286,12 @@ def _stored(module: torch.nn.Module, kind: str) -> Iterator[Any]:
 
 
 def wrap(module: torch.nn.Module, executor: Any, watch: Any) -> None:
-    """Tie a module to the executor that trains it.
+    """Bind a module to the executor that trains it, replacing its class and those of its tensors.
 
     Args:
-        module: the user's.
+        module: the user's module.
         executor: its wrapper, which is not kept alive.
-        watch: for training steps on the host.
+        watch: observer of training steps on the host.
 
     Raises:
         poptorch.Error: a buffer is of a class of its own, or another live wrapper trains a tensor
@@ -324,7 +324,7 @@ def wrap(module: torch.nn.Module, executor: Any, watch: Any) -> None:
 
 
 def unwrap(module: torch.nn.Module) -> None:
-    """Restore the classes of a module and its tensors."""
+    """Restore the original classes of a wrapped module and of its tensors."""
     shared = shared_by(module)
     if not shared.wrapped:
         return
@@ -341,7 +341,7 @@ def unwrap(module: torch.nn.Module) -> None:
 
 
 def unwrapModelIfNecessary(model: torch.nn.Module) -> None:
-    """Unwrap a module inside the block, with its weights fetched first.
+    """Fetch the weights of a wrapped module and unwrap it until ``rewrapModelIfNecessary``.
 
     Does nothing if the module is not wrapped. Until ``rewrapModelIfNecessary`` its weights are
     those of this moment, whatever its executor trains meanwhile.
@@ -355,7 +355,7 @@ def unwrapModelIfNecessary(model: torch.nn.Module) -> None:
 
 
 def rewrapModelIfNecessary(model: torch.nn.Module) -> None:
-    """Undo ``unwrapModelIfNecessary`` if the executor is alive and no other one came after it."""
+    """Undo ``unwrapModelIfNecessary`` unless the executor is freed or another has wrapped."""
     shared = shared_by(model)
     reference, shared.unwrapped_from = shared.unwrapped_from, None
     executor = None if reference is None else reference()
@@ -374,7 +374,7 @@ class ParameterProxy:
     Args:
         executor: the wrapper that it was read from.
         name: the parameter's name in the model.
-        parameter: what it stands for.
+        parameter: the parameter to forward to.
     """
 
     __slots__ = ("_executor", "_name", "_parameter")
@@ -392,7 +392,7 @@ class ParameterProxy:
         shards: int,
         variable_retrieval_mode: VariableRetrievalMode,
     ) -> None:
-        """Give groups of replicas their own values; call it before the first run.
+        """Give a parameter separate values in groups of replicas; call it before the first run.
 
         The parameter must have a leading dimension, one entry per group; forward sees it without.
 
@@ -435,7 +435,7 @@ class ParameterProxy:
 
 
 def _plain(value: Any) -> Any:
-    """Replace proxies by parameters in a structure."""
+    """Replace parameter proxies by the parameters themselves in nested containers."""
     if isinstance(value, ParameterProxy):
         return value._parameter
     if isinstance(value, dict):

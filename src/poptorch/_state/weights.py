@@ -1,4 +1,4 @@
-"""The weights and random state of one wrapper, on the user's module and on the device.
+"""Weights and random state of a wrapper, copied between the user's module and the device.
 
 As in the original the device gets weights by ``copyWeightsToDevice`` only, so that a host that
 changes them otherwise is warned::
@@ -34,19 +34,19 @@ _LOOKS_AT_EACH = 8
 
 
 class HostChangeWarning(UserWarning):
-    """The host's module has changed, and the device still computes with what it had before.
+    """The warning that the host's module has changed while the device computes with its old values.
 
     Differs from the original: an addition; there nothing is said.
     """
 
 
 class HostChanges:
-    """Warns once of changes of the host's module that a wrapper does not know.
+    """Warns once if the user changes weights on the host that the device does not receive.
 
     A training wrapper looks where the host has touched the module since the last call: the touch
-    has fetched the weights, so that the host's are the device's unless somebody wrote. An inference
-    wrapper looks at the version of one tensor per call. Bits decide, so that a value that is
-    written and put back is no change.
+    has fetched the weights, so that the host's are the device's unless they were written. An
+    inference wrapper looks at the version of one tensor per call. Bits decide, so that a value that
+    is written and put back is no change.
 
     Args:
         model: the wrapped model.
@@ -63,12 +63,12 @@ class HostChanges:
         self._watching = True
 
     def begin(self) -> None:
-        """Record the compiled module's ``requires_grad`` flags, and its weights as the device's."""
+        """Record ``requires_grad`` flags and weights of a newly compiled module for comparison."""
         self._trainable = {name: tensor.requires_grad for name, tensor in self._tensors()}
         self.weights_sent()
 
     def weights_sent(self) -> None:
-        """Take the host's weights as those of the device."""
+        """Record that the device's weights equal the host's."""
         self._line, self._written = "", False
         if not self._model.training:
             present = [(name, plain(tensor)) for name, tensor in self._tensors()]
@@ -79,7 +79,7 @@ class HostChanges:
             ]
 
     def note_write(self, *, only_access: bool) -> None:
-        """Note that the host writes a weight, or gets its data, with which it may write."""
+        """Record that the host writes a weight, or accesses its data and so may write it."""
         if not self._watching:
             return
         if not self._line or not (self._written or only_access):
@@ -87,7 +87,7 @@ class HostChanges:
         self._written = self._written or not only_access
 
     def look_after_touch(self) -> None:
-        """Look at a training module that the host has read or written since the last call."""
+        """Check a training module for changed weights if the host has accessed it."""
         line, written = self._line, self._written
         self._line, self._written = "", False
         if not self._watching:
@@ -98,7 +98,7 @@ class HostChanges:
             self._look(dict(self._tensors()), line)
 
     def look_at_one(self) -> None:
-        """Check one tensor of an inference module for host writes; each call checks another."""
+        """Check one tensor of an inference module for host writes, another at each call."""
         if not self._versions:
             return
         self._next = (self._next or len(self._versions)) - 1
@@ -245,7 +245,7 @@ def _check_shape(
 
 
 def copy_parameters_home(session: Session, module: torch.nn.Module, entries: Entries) -> None:
-    """Overwrite the module's parameters by the session's.
+    """Copy the session's parameters from the device into the user's module.
 
     A parameter retrieved from all replicas gets a leading dimension of their number.
     """
@@ -276,7 +276,7 @@ def _from_all(entries: Entries, module: torch.nn.Module, name: str) -> bool:
 
 
 def changed_buffers(session: Session, module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the host's buffers that differ from replica 0's, by name."""
+    """Return the host's buffers that differ from those of replica 0 on the device, by name."""
     present = session.buffers[0]
     return {
         name: value
@@ -289,7 +289,7 @@ def changed_buffers(session: Session, module: torch.nn.Module) -> dict[str, torc
 
 
 def read_random_state(session: Session) -> list[int]:
-    """Return the seed and each replica's generator state, or torch's without a seed."""
+    """Return the random seed and each replica's generator state as integers."""
     states = session.random_state
     if states is None:
         generator = _generators(session)
@@ -301,7 +301,7 @@ def read_random_state(session: Session) -> list[int]:
 
 
 def write_random_state(session: Session, numbers: list[int]) -> None:
-    """Continue from numbers of ``read_random_state``; ValueError if they do not fit."""
+    """Restore the random state from integers of ``read_random_state``; ValueError if unfit."""
     streams = session.random_state
     states = [_generators(session).get_rng_state()] if streams is None else streams
     if not all(isinstance(number, int) and -(2**63) <= number < 2**63 for number in numbers[1:]):
@@ -321,7 +321,7 @@ def write_random_state(session: Session, numbers: list[int]) -> None:
 
 
 def _generators(session: Session) -> Any:
-    """Return torch's module for the generator of the session's device."""
+    """Return the torch module with the random generator of the session's device."""
     return torch.cuda if session.device.type == "cuda" else torch
 
 
@@ -333,14 +333,14 @@ def _integers(state: torch.Tensor) -> list[int]:
 
 
 class Weights:
-    """Copies parameters and buffers one way or the other, and knows which side has newer ones.
+    """Copies parameters and buffers between host and device, and tracks which side is newer.
 
     Args:
         model: the wrapped model.
-        optimizer: what trains it.
+        optimizer: its optimizer.
 
     Attributes:
-        shared: what all wrappers of the module know together.
+        shared: state shared by all wrappers of the module.
         host_is_stale: whether the device has newer weights than the user's module.
         host_changes: warns of changes on the host that the device does not have.
     """
@@ -354,12 +354,12 @@ class Weights:
         self.host_changes = HostChanges(model)
 
     def mark_changed(self) -> None:
-        """Mark the device's weights as newer."""
+        """Record that the device's weights are newer than the host's."""
         self.host_is_stale = self._optimizer.stale = True
         self.shared.version += 1
 
     def fetch_sources(self) -> bool:
-        """Bring weights to the host that other wrappers have trained since the last time.
+        """Copy weights to the host that other wrappers have trained since the last call.
 
         These are wrappers of the module, of a part of it, or of a module that contains it.
 
@@ -423,7 +423,7 @@ class Weights:
         return True
 
     def copyNamedBuffersToDevice(self) -> None:
-        """Copy the buffers named by ``options.updatableNamedBuffers`` to the device.
+        """Copy buffers named by ``options.updatableNamedBuffers`` from module to device.
 
         Before the model is compiled this does nothing: the first call sends all buffers.
         optimum-graphcore calls it then.
@@ -469,7 +469,7 @@ class Weights:
         self._send_parameters()
 
     def send_to_device_again(self) -> None:
-        """Send weights to a reacquired device, which continues as if it had never been released.
+        """Send changed weights to a reacquired device, which continues as before its release.
 
         Replicas keep their own buffers unless the host has changed its own.
         """
@@ -479,14 +479,14 @@ class Weights:
         self._send_parameters()
 
     def load_state_dict(self, state_dict: dict[str, torch.Tensor], strict: bool = True) -> Any:
-        """Load into the user's module, then send the weights to an attached device.
+        """Load a state dictionary into the user's module, and send it to an attached device.
 
         Args:
             state_dict: tensors by name, as the module's own method takes them.
             strict: whether names must match exactly.
 
         Returns:
-            What the module's method returns: missing and unexpected names.
+            Missing and unexpected names, as the module's own method does.
 
         Raises:
             RuntimeError: names or shapes that do not match.
@@ -497,7 +497,7 @@ class Weights:
         return result
 
     def present_state(self) -> dict[str, torch.Tensor]:
-        """Return all tensors that the next call would start from, by ``kind/name``."""
+        """Return weights, optimizer state and counters before the next call, by ``kind/name``."""
         model, session = self._model, self._model.session
         if not model.training:
             self.refresh()

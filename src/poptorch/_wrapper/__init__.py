@@ -1,1 +1,1 @@
-"""The wrapped model: wrapping, capturing, compiling, running and looking into it."""
+"""The wrapped model: capture, compilation, execution and inspection."""
