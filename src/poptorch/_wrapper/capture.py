@@ -1,4 +1,4 @@
-"""The capture of forward: the user's hooks around it, and mixed types inside of it.
+"""Capture of a wrapped model's forward: compile hooks around it, and dtype casts inside it.
 
 A forward that is captured finds itself on a device. Programs halve a model but feed it floats, or
 the other way round. Plain PyTorch refuses that in most layers; a device of this programming model
@@ -41,7 +41,7 @@ _after: "OrderedDict[int, Callable[[], None]]" = OrderedDict()
 
 
 def registerPreCompileHook(hook: Callable[[], None]) -> RemovableHandle:
-    """Have ``hook`` called before each model's forward is captured.
+    """Register a hook that is called before each model's forward is captured.
 
     Args:
         hook: called without arguments, in the order of registration.
@@ -56,7 +56,7 @@ def registerPreCompileHook(hook: Callable[[], None]) -> RemovableHandle:
 
 
 def registerPostCompileHook(hook: Callable[[], None]) -> RemovableHandle:
-    """Have ``hook`` called after each model's forward was captured, also if that failed.
+    """Register a hook that is called after each model's forward was captured, also if that failed.
 
     Args:
         hook: called without arguments, in the order of registration.
@@ -82,7 +82,7 @@ def _register(
 
 @contextlib.contextmanager
 def around_capture() -> Iterator[None]:
-    """Run the hooks on entering and on leaving."""
+    """Call the registered pre-compile and post-compile hooks around the block."""
     for hook in tuple(_before.values()):
         hook()
     try:
@@ -97,7 +97,7 @@ def around_capture() -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """Result of a capture.
+    """The captured programs of a model, with the structure of forward's results.
 
     Attributes:
         captured: the programs.
@@ -109,12 +109,12 @@ class Traced:
 
 
 class Forward:
-    """Captures a model's forward.
+    """Captures a model's forward into programs.
 
     Attributes:
         tracing: the blocks that forward enters.
         host_calls: functions that forward calls on the host, once it has been captured.
-        anchors: tensors to return beside the results.
+        anchors: intermediate tensors to return with the results.
         hidden_paths: files whose lines no message names.
     """
 
@@ -137,7 +137,7 @@ class Forward:
 
         Args:
             examples: the inputs of the micro-batch.
-            origins: operations of backward say which of forward they belong to.
+            origins: record for operations of backward which forward operations they belong to.
 
         Raises:
             CaptureError: forward cannot be captured.
@@ -184,7 +184,7 @@ class Forward:
         return Traced(captured, outputs[0])
 
     def _needs_origins(self) -> bool:
-        """Record the source lines of tensors saved for backward, too."""
+        """Return whether backward operations must record the forward operations they belong to."""
         options = self.tracing.options
         wanted = _engine.report_wanted(options, self._config.training)
         return may_pipeline(options, self._config) or wanted is not None
@@ -213,7 +213,7 @@ def call_forward(
     *,
     training: bool,
 ) -> tuple[structure.Structure, list[torch.Tensor]]:
-    """Run forward on the tensors of one micro-batch during capture, as if on a device.
+    """Run a model's forward on the tensors of one micro-batch during capture, as on a device.
 
     Returns:
         The structure of the results, and their tensors.
@@ -277,7 +277,7 @@ _CONCERNED = _FOLLOWING | _NORMALISING | _WITH_STATISTICS | _PROMOTING
 
 
 class WeightsFollowActivations(TorchFunctionMode):
-    """Casts operands whose types differ, by three rules.
+    """A mode that casts operands of mixed dtypes, for instance weights to the activations' dtype.
 
     1. Weights follow activations in dense, convolution, attention and PReLU layers: the result has
        the type of the input.
@@ -294,7 +294,7 @@ class WeightsFollowActivations(TorchFunctionMode):
         self._warned = False
 
     def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None):
-        """Call ``func``, with operands cast where a rule applies."""
+        """Call ``func``, with operands of mixed dtypes cast where a rule applies."""
         kwargs = kwargs or {}
         if func not in _CONCERNED or _are_alike((args, kwargs)):
             return func(*args, **kwargs)
@@ -310,7 +310,7 @@ class WeightsFollowActivations(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _warn_of_wide_inputs(self, like: torch.Tensor, values: Any) -> None:
-        """Warn once that bfloat16 weights compute in float32, which plain PyTorch refuses."""
+        """Warn once that a layer with bfloat16 weights and float32 inputs computes in float32."""
         with _torch.without_torch_function_modes():
             kinds = {value.dtype for value in _floating(values)}
             is_wide = like.dtype is torch.float32 and torch.bfloat16 in kinds
@@ -332,7 +332,7 @@ def _with_statistics(
     *args: Any,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """Compute a normalisation whose statistics keep their dtype."""
+    """Compute a normalisation in the widest dtype and keep the dtype of its running statistics."""
     statistics = (running_mean, running_var)
     others = (statistics, args, kwargs)
     kind = _widest((input, others))
@@ -350,7 +350,7 @@ def _with_statistics(
 
 
 def _are_alike(values: Any) -> bool:
-    """Return whether all floating tensors have one dtype, so that nothing is cast."""
+    """Return whether all floating tensors in nested arguments have the same dtype."""
     # Each property that the modes below see costs as much as an operator that is traced again.
     with _torch.without_torch_function_modes():
         return len({value.dtype for value in _floating(values)}) < 2
@@ -368,7 +368,7 @@ def _floating(values: Any) -> Iterator[torch.Tensor]:
 
 
 def _widest(values: Any) -> torch.dtype | None:
-    """Return the dtype to which all floating tensors promote; None without any."""
+    """Return the dtype to which all floating tensors in nested values promote; None without any."""
     widest = None
     for value in _floating(values):
         kind = value.dtype
@@ -378,7 +378,7 @@ def _widest(values: Any) -> torch.dtype | None:
 
 
 def _cast_all(values: Any, kind: torch.dtype | None, but: torch.Tensor | None = None) -> Any:
-    """``values`` with every floating tensor in type ``kind``, except ``but``."""
+    """Cast all floating tensors in nested values to a dtype, except the tensor ``but``."""
     if isinstance(values, torch.Tensor):
         wanted = kind is not None and kind.is_floating_point and values.is_floating_point()
         return values.to(kind) if wanted and values is not but else values

@@ -1,4 +1,4 @@
-"""A model compiled for the arguments of its first call, and the state that a wrapper shares."""
+"""A model compiled for the arguments of its first call, and the state shared inside a wrapper."""
 
 import copy
 import functools
@@ -48,11 +48,11 @@ _warned_of_own_builds = False
 
 
 class Inputs:
-    """Conversion of a call's arguments to the tensors that programs take.
+    """Converts the arguments of a wrapper's call to the program's input tensors.
 
     Attributes:
         recorded: the first call's arguments.
-        device: where tensors are copied to; the host until the device is known.
+        device: device to copy tensors to; the host until the device is known.
     """
 
     def __init__(self, bound: Bound, module: torch.nn.Module):
@@ -72,7 +72,7 @@ class Inputs:
         return tuple((leaf.dtype, leaf.shape) for leaf in leaves)
 
     def matches(self, args: tuple) -> bool:
-        """Return whether all tensors are contiguous host tensors like the first call's."""
+        """Return whether all arguments are contiguous host tensors as in the first call."""
         plain = self._plain
         if plain is None or len(args) != len(plain):
             return False
@@ -90,7 +90,7 @@ class Inputs:
         return True
 
     def on_device(self, bound: Bound) -> list[torch.Tensor]:
-        """Return the tensors of a call on the device, in dtypes that devices have.
+        """Return a call's tensors on the device, in dtypes that devices support.
 
         Raises:
             poptorch.Error: one is complex or not dense.
@@ -121,7 +121,7 @@ class Inputs:
 
 
 def micro_batch(rows: Sequence[torch.Tensor], config: StepConfig) -> list[torch.Tensor]:
-    """Return the first micro-batch of the tensors of a call.
+    """Return the first micro-batch of each input tensor of a call.
 
     Raises:
         BatchError: the rows do not divide into micro-batches.
@@ -150,7 +150,7 @@ def _first(tensor: torch.Tensor, config: StepConfig, index: int) -> torch.Tensor
 
 
 def _refuse_shared(flat: Sequence[torch.Tensor], written: Sequence[int]) -> None:
-    """Refuse an input that the program writes and whose memory another input shares."""
+    """Raise an error if an input that the program writes shares memory with another input."""
     storages = [tensor.untyped_storage().data_ptr() for tensor in flat]
     for index in written:
         if storages.count(storages[index]) > 1:
@@ -164,7 +164,7 @@ def _refuse_shared(flat: Sequence[torch.Tensor], written: Sequence[int]) -> None
 
 
 class Origin(Protocol):
-    """A file that programs and executable come from, instead of the module."""
+    """Protocol of a file that provides programs and executable instead of the module."""
 
     def traced(self, trace: Callable[[], Traced]) -> Traced:
         """Return the captured programs; ``trace`` captures the module."""
@@ -259,7 +259,7 @@ class CompiledModel:
         options: Options,
         origin: Origin | None,
     ) -> float:
-        """Capture the programs and divide them into stages; return the seconds it took."""
+        """Capture the programs and divide them into pipeline stages; return the seconds taken."""
         config, started = self.config, time.perf_counter()
 
         def trace() -> Traced:
@@ -278,7 +278,7 @@ class CompiledModel:
     def _built(
         self, make: Build, options: Options, progress: CompilationProgress
     ) -> tuple[Executable, BuildRecord]:
-        """Build the captured programs, or those of the stages."""
+        """Compile the captured programs, or the programs of the pipeline stages."""
         cut, captured = self.pipelining.cut, self.captured.programs
         return make(
             captured if cut is None else (*cut.programs, *captured[1:]),
@@ -312,14 +312,14 @@ class CompiledModel:
         return session
 
     def micro_batch(self) -> list[torch.Tensor]:
-        """Return zeros in the shapes and dtypes of the inputs of one micro-batch."""
+        """Return zero tensors with the shapes and dtypes of one micro-batch's inputs."""
         slots = self.captured.programs[0].inputs
         return [torch.zeros(s.shape, dtype=s.dtype) for s in slots if s.role is Role.INPUT]
 
     # -- running ---------------------------------------------------------------------------
 
     def run_plain(self, args: tuple) -> Any:
-        """Run a call that ``inputs.matches``."""
+        """Run the model on tensors that ``inputs.matches``, without validating them again."""
         started = time.perf_counter_ns()
         if self._is_direct:  # what matches is on the host already, or goes to the device there
             return self.session.call(args, started, self._deliver)
@@ -327,7 +327,7 @@ class CompiledModel:
         return self._run([tensor.to(device) for tensor in args], args, started)
 
     def run(self, bound: Bound) -> Any:
-        """Validate a call's arguments and run it.
+        """Validate a call's arguments against the first call's and run the model.
 
         Raises:
             poptorch.Error: the arguments differ from those of the first call.
@@ -375,7 +375,7 @@ class CompiledModel:
     # -- afterwards ------------------------------------------------------------------------
 
     def pipeline_report(self) -> PipelineReport:
-        """Return the stages, and the times of the latest call if they ran as a pipeline."""
+        """Return a report of the pipeline stages, with the latest call's times if pipelined."""
         runner = self.session.runner
         if not isinstance(runner, PipelineRunner):
             return PipelineReport(self.pipelining)
@@ -389,7 +389,7 @@ def _cache(options: Options) -> ExecutableCache | None:
 
 
 def _warn_of_own_builds(options: Options, record: BuildRecord) -> None:
-    """Say once per process that each process compiles, where any of them does."""
+    """Warn once per process if several processes compile the same model without a shared cache."""
     global _warned_of_own_builds
     place = options.Distributed
     alone = place.numProcesses == 1 or place.processId > 0
@@ -408,7 +408,7 @@ def _warn_of_own_builds(options: Options, record: BuildRecord) -> None:
 def _initial_state(
     module: torch.nn.Module, rule: UpdateRule | None
 ) -> tuple[_Tensors, _Tensors, _Tensors, dict[str, float]]:
-    """Return parameters, buffers, optimizer state and hyper-parameters, as a session takes them."""
+    """Return a session's initial parameters, buffers, optimizer state and hyper-parameters."""
     state = ModuleState.of(module)
     if rule is None:
         return state.params, state.buffers, {}, {}
@@ -419,20 +419,20 @@ def _initial_state(
 
 
 class WrappedModel:
-    """State that the parts of a wrapper share: module, options, compiled model.
+    """The state of one wrapper that its parts share: module, options, compiled model.
 
     Args:
-        model: what forward runs on.
+        model: the module whose forward runs.
         user_module: the user's module, which has the weights.
-        options: of the wrapper, frozen.
+        options: frozen options of the wrapper.
         training: whether a call trains.
 
     Attributes:
-        module: a shallow copy of the model, so that attributes that forward sets on ``self`` land
-            here and not on the user's object.
+        module: a shallow copy of the model, so that attributes that forward sets on ``self`` are
+            stored here and not on the user's object.
         binder: binds the arguments of a call to forward's parameters.
         config: how a call consumes its batch.
-        per_replica_params: what the user asked for of parameters that differ between replicas.
+        per_replica_params: the user's groups of replicas for parameters that differ between them.
         compiled: None before compiling and after destroying.
         attachment: the hold of the device; None while it is not taken.
     """
@@ -454,14 +454,14 @@ class WrappedModel:
         self.read_options()
 
     def read_options(self) -> None:
-        """Derive the configuration from the options, which may change before compiling."""
+        """Derive the step configuration from the options, which may change before compiling."""
         self.config = translate.to_config(self.options, training=self.training)
 
     def get_compiled(self) -> CompiledModel:
         """Return the compiled model.
 
         Raises:
-            poptorch.Error: nothing yet, or it has been destroyed.
+            poptorch.Error: the model has not been compiled, or has been destroyed.
         """
         if self.compiled is None:
             raise error("Model has not been compiled or has been destroyed.")
@@ -477,7 +477,7 @@ class WrappedModel:
         return self.get_compiled().session
 
     def take_device(self) -> None:
-        """Mark the device as held, also for ``gc-monitor``; idempotent."""
+        """Mark the wrapper's device as in use, also for ``gc-monitor``; idempotent."""
         if self.attachment is not None:
             return
         compiled = self.get_compiled()
@@ -486,7 +486,7 @@ class WrappedModel:
             logger.debug(self.attachment.problem)
 
     def give_device_up(self) -> None:
-        """Mark the device as free; idempotent."""
+        """Mark the wrapper's device as free; idempotent."""
         if self.attachment is not None:
             self.attachment.end()
             self.attachment = None

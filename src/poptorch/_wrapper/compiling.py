@@ -1,4 +1,4 @@
-"""Compiling a wrapped model: what is refused and warned of before, and what follows."""
+"""Compilation of a wrapped model, with the checks and warnings before it."""
 
 import contextlib
 import dataclasses
@@ -39,8 +39,8 @@ class Compiling:
     """Compiles the model of one wrapper.
 
     Attributes:
-        watch: for steps of a training wrapper's module on the host; None for inference.
-        seconds: how long compiling took; None before.
+        watch: observer of training steps on the host; None for inference.
+        seconds: duration of compilation; None before.
         recording: writes the report, if the options ask for one.
     """
 
@@ -68,12 +68,12 @@ class Compiling:
 
     @profiling.traced("modelCompilation")
     def run(self, bound: Bound, origin: Origin | None = None, *, for_a_call: bool = False) -> None:
-        """Compile for the arguments of a call.
+        """Compile the model for the arguments of a call.
 
         Args:
             bound: the arguments.
-            origin: where the programs come from, if not from a capture.
-            for_a_call: a call follows at once, so that its programs may be interpreted while
+            origin: file to take the programs from, if not from a capture.
+            for_a_call: a call follows immediately, so that its programs may be interpreted while
                 another process compiles.
 
         Raises:
@@ -104,7 +104,7 @@ class Compiling:
         self._say(progress.summary(compiled.record))
 
     def _say(self, text: str) -> None:
-        """Write a line about what runs, where compiling is shown, else to the log."""
+        """Print a line about the running programs if progress is shown, else log it."""
         if self._model.options._show_compilation_progress_bar:
             # Standard error may be closed, or missing.
             with contextlib.suppress(AttributeError, OSError, ValueError):
@@ -113,14 +113,14 @@ class Compiling:
             logger.info(text)
 
     def _announce(self, text: str) -> None:
-        """Say that other programs run than before, in the report too."""
+        """Announce and record that a call now runs other programs, such as compiled ones."""
         self._say(f"abele: {text}")
         waiting.begin_again()
         if self._model.compiled is not None and self.seconds is not None:
             self.recording.compiled(change=text)
 
     def prepare(self) -> None:
-        """Refuse what cannot be compiled now, and update the module that is to be compiled.
+        """Check that the model can be compiled now, and update its weights from other wrappers.
 
         Raises:
             poptorch.Error: inside of a capture; hooks of the optimizer.
@@ -145,14 +145,14 @@ class Compiling:
         self._optimizer.refuse_hooks()
 
     def config(self) -> StepConfig:
-        """Return how a call consumes its batch, with the per-replica parameters."""
+        """Return the step configuration, with the replica groups of per-replica parameters."""
         model = self._model
         entries, replicas = model.per_replica_params, model.config.replicas
         groups = groupings(entries, model.module, replicas)
         return dataclasses.replace(model.config, replica_groups=groups)
 
     def trial(self, bound: Bound) -> Trial:
-        """Return the model with these arguments, to be captured for inspection.
+        """Return the model with a call's arguments, to be captured for a memory estimate.
 
         Raises:
             poptorch.Error, RuntimeError: as for ``prepare``.
@@ -189,7 +189,7 @@ class Compiling:
 
 
 def _export(executable: Executable) -> None:
-    """Write the programs as text to the file that the environment names, if it names one.
+    """Write the programs as text to the file of POPTORCH_EXPORT_PROTO_FILE, if it is set.
 
     Raises:
         OSError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""The distribution `poptorch` for `importlib.metadata`, and `horovod` for programs that import it.
+"""Package metadata of `poptorch` for `importlib.metadata`, and `horovod` from `popdist`.
 
 This project is installed as `abele`. A library that requires ``poptorch>=3.3``, as published ones
 do before they use a newer feature, finds the version that `poptorch.__version__` has.
@@ -18,10 +18,10 @@ _METADATA = f"Metadata-Version: 2.1\nName: {_NAME}\nVersion: {__version__}\n"
 
 
 class OwnDistribution(importlib.metadata.Distribution):
-    """Metadata of the distribution poptorch: name and version."""
+    """The package metadata of the distribution poptorch: name and version."""
 
     def read_text(self, filename: str) -> str | None:
-        """Return the content of the metadata file; None for every other file."""
+        """Return the text of the metadata file METADATA; None for other files."""
         return _METADATA if filename == "METADATA" else None
 
     def locate_file(self, path: object) -> Path:
@@ -30,10 +30,10 @@ class OwnDistribution(importlib.metadata.Distribution):
 
 
 class OwnFinder(DistributionFinder):
-    """Finds `OwnDistribution`, and no modules."""
+    """A finder of the `poptorch` package metadata that finds no modules."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
-        """Return None: Python asks the finders after this one.
+        """Return None, after importing `popdist` if `horovod` is imported.
 
         `popdist`, whose own finder is the next one, provides Horovod where it is not installed.
         """
@@ -44,13 +44,13 @@ class OwnFinder(DistributionFinder):
     def find_distributions(
         self, context: DistributionFinder.Context | None = None
     ) -> Iterable[importlib.metadata.Distribution]:
-        """Return the distribution if it or all are requested."""
+        """Return the poptorch distribution if it, or every distribution, is requested."""
         name = getattr(context, "name", None)
         return [OwnDistribution()] if name in (None, _NAME) else []
 
 
 def announce() -> None:
-    """Register the distribution behind all installed ones.
+    """Register the poptorch distribution with Python, after all installed distributions.
 
     Raises:
         ImportError: another distribution called poptorch is installed, such as the original.

@@ -1,4 +1,4 @@
-"""Errors as a program sees them: PopTorch's classes, the user's frames, and the log at the end."""
+"""Translation of engine errors to PopTorch's classes, traceback filtering, and error logging."""
 
 import subprocess
 import sys
@@ -33,11 +33,11 @@ _DELIBERATE = (AbeleError, AssertionError, Error)
 
 
 class Translated:
-    """Raises the engine's errors as the classes that programs catch.
+    """A reusable context manager that translates engine errors to the classes programs catch.
 
     A batch mistake is an AssertionError, a trapped operation a RecoverableError and every other
-    engine error a poptorch.Error. Tracebacks are shortened to the user's frames. A context manager
-    to be kept and entered again; no generator, which would cost a microsecond at every call.
+    engine error a poptorch.Error. Tracebacks are shortened to the user's frames. No generator: it
+    would cost a microsecond at every call.
 
     Args:
         folder: for ``poptorch_error.log``, which gets errors of more than 80 lines.
@@ -62,7 +62,7 @@ class Translated:
             raise translated from problem
 
     def _translated(self, problem: AbeleError) -> Exception:
-        """Convert an error of the engine to the class that programs catch."""
+        """Convert an engine error to the class that PopTorch programs catch."""
         if isinstance(problem, CollectiveError):
             return processes.problem_between(problem, self._shortened)
         text = str(problem)
@@ -85,9 +85,9 @@ class Translated:
 
 
 def shortened(text: str, folder: str) -> str:
-    """Return a message; if it has more than 80 lines, shorten it and write it to ``folder``.
+    """Return an error message; one of more than 80 lines is shortened and written to ``folder``.
 
-    The whole text is returned if the file cannot be written: no error may hide another.
+    The full text is returned if the file cannot be written: no error may hide another.
     """
     lines = text.splitlines()
     if len(lines) <= _MOST_LINES:
@@ -106,15 +106,15 @@ def shortened(text: str, folder: str) -> str:
 
 
 def show_user_frames(raised: BaseException) -> bool:
-    """Remove torch's and this project's frames from an error of forward.
+    """Remove torch's and this project's frames from the traceback of an error in forward.
 
-    Left are the frames of other code, and the innermost one, which raised. Tracing puts thirty
-    frames between a call and forward. Errors of the engine say what happened and need none of them;
-    an error without a frame of the user's is a defect, and keeps all. At log level DEBUG nothing
-    changes. The errors that led to it are changed alike, all in place.
+    Frames of other code and the innermost frame remain. Tracing puts thirty frames between a call
+    and forward. Errors of the engine say what happened and need none of them; an error without a
+    frame of the user's is a defect, and keeps all. At log level DEBUG nothing changes. The errors
+    that led to it are changed alike, all in place.
 
     Returns:
-        Whether frames are gone.
+        Whether frames were removed.
     """
     if logger.isEnabledFor(10):
         return False
@@ -167,12 +167,12 @@ def _joined(entries: list[TracebackType]) -> TracebackType | None:
 def log_uncaught(
     kind: type[BaseException], value: BaseException, trace: TracebackType | None
 ) -> None:
-    """Write an exception that nobody caught to the log, at critical level.
+    """Log an uncaught exception at critical level.
 
     Args:
         kind: its class.
         value: the exception; the captured output of a failed subprocess is added.
-        trace: where it was raised.
+        trace: traceback of the exception.
     """
     if issubclass(kind, KeyboardInterrupt) or not logger.isEnabledFor(50):
         sys.__excepthook__(kind, value, trace)
@@ -184,7 +184,7 @@ def log_uncaught(
 
 
 def _traceback_text(value: BaseException) -> str:
-    """Format a traceback, above log level DEBUG without this package's last frames."""
+    """Format a traceback without this package's last frames, unless the log level is DEBUG."""
     if logger.isEnabledFor(10):
         return "".join(traceback.format_exception(value)).rstrip()
     frames = _frames(value)
@@ -201,7 +201,7 @@ def _traceback_text(value: BaseException) -> str:
 
 
 def _adds_nothing(cause: BaseException | None, text: str) -> bool:
-    """Return whether the engine's error adds neither a source line nor a word."""
+    """Return whether an engine error as a cause adds neither a user's source line nor text."""
     return (
         isinstance(cause, AbeleError)
         and str(cause) in text

@@ -1,4 +1,4 @@
-"""The object that wrapping returns: calls go through it to the device and back."""
+"""The executor: the object returned for a wrapped model, whose calls run on the device."""
 
 import contextlib
 import datetime
@@ -44,7 +44,7 @@ R = TypeVar("R")
 def of_part(
     part: str, method: Callable[Concatenate[Any, P], R]
 ) -> Callable[Concatenate[Any, P], R]:
-    """Return a member that calls a method of a wrapper's part while the wrapper's lock is held."""
+    """Return a method that forwards to a part of the wrapper while holding the wrapper's lock."""
 
     def member(self: Any, *args: Any, **kwargs: Any) -> Any:
         return getattr(getattr(self, part), method.__name__)(*args, **kwargs)
@@ -53,7 +53,7 @@ def of_part(
 
 
 def locked(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """Have a method hold the lock of its wrapper, ``self._lock``, while it runs."""
+    """Decorate a method to hold its wrapper's lock, ``self._lock``, while it runs."""
 
     @functools.wraps(method)
     def alone(self: Any, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -101,12 +101,12 @@ class PoplarExecutor(Inspection, Estimates):
 
     @property
     def model(self) -> torch.nn.Module:
-        """The user's module that is wrapped."""
+        """The user's module that this executor wraps."""
         return self._wrapped.user_module
 
     @property
     def options(self) -> Options:
-        """The frozen copy of the options this wrapper was made with."""
+        """The wrapper's frozen copy of its options."""
         return self._wrapped.options
 
     @property
@@ -150,12 +150,12 @@ class PoplarExecutor(Inspection, Estimates):
 
     @property
     def _user_model(self) -> torch.nn.Module:
-        """The user's module, as pipelines name it that look for its class."""
+        """The user's module, by the name that published pipelines read to find its class."""
         return self._wrapped.user_module
 
     @property
     def _options(self) -> Options:
-        """The frozen copy of the options, as trainers name it."""
+        """The wrapper's frozen options, by the name that published trainers read."""
         return self._wrapped.options
 
     @property
@@ -168,10 +168,10 @@ class PoplarExecutor(Inspection, Estimates):
 
     @property
     def _executable_inputs(self) -> types.SimpleNamespace | None:
-        """Inputs of the first call as ``args``; None before compiling and after ``destroy``.
+        """The first call's inputs without data, as ``args``; None if nothing is compiled.
 
-        They are tensors without data in the program's order. Pipelines compare the batch size with
-        the next call's, and destroy the executable if it differs.
+        In the program's order. Pipelines compare the batch size with the next call's, and destroy
+        the executable if it differs.
         """
         if self._wrapped.compiled is None:
             return None
@@ -182,7 +182,7 @@ class PoplarExecutor(Inspection, Estimates):
         return types.SimpleNamespace(args=empty)
 
     def isCompiled(self) -> bool:
-        """Return whether an executable exists."""
+        """Return whether the model has been compiled."""
         return self._wrapped.compiled is not None
 
     def isAttachedToDevice(self) -> bool:
@@ -193,11 +193,11 @@ class PoplarExecutor(Inspection, Estimates):
 
     @profiling.traced("compile", "_wrapped")
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile for these arguments without running; weights do not change.
+        """Compile the model for arguments of a call without running it; weights do not change.
 
         Args:
             args: as for the model's forward; every tensor has the batch of a whole call.
-            kwargs: likewise.
+            kwargs: keyword arguments of forward.
 
         Raises:
             AssertionError: the rows do not divide, or arguments do not fit forward.
@@ -212,7 +212,7 @@ class PoplarExecutor(Inspection, Estimates):
             self._compiling.run(bound)
 
     def compilationTime(self) -> datetime.timedelta:
-        """Return the duration of capture, compilation and loading.
+        """Return the total duration of capture, compilation and loading.
 
         Raises:
             poptorch.Error: not compiled yet, or the progress bar is disabled.
@@ -224,11 +224,11 @@ class PoplarExecutor(Inspection, Estimates):
         return datetime.timedelta(seconds=self._compiling.seconds)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the program on a combined batch; compile first if needed.
+        """Run the wrapped model on a combined batch; compile it first if needed.
 
         Args:
             args: as for the model's forward; every tensor has the batch of the whole call.
-            kwargs: likewise.
+            kwargs: keyword arguments of forward.
 
         Returns:
             The model's results in the same containers, as detached host tensors.
@@ -252,7 +252,7 @@ class PoplarExecutor(Inspection, Estimates):
                 return self._run(self._made_ready(bound), bound)
 
     def _run(self, compiled: CompiledModel, given: Bound | tuple[Any, ...]) -> Any:
-        """Run the program on bound arguments, or on plain ones like the first call's."""
+        """Run the compiled model on bound arguments, or on tensors like the first call's."""
         training = self._wrapped.training
         weights = self._weights
         if not training:
@@ -294,7 +294,7 @@ class PoplarExecutor(Inspection, Estimates):
     @profiling.traced("setOptimizer", "_wrapped")
     @locked
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Send the optimizer's current values to the device; call it after every change.
+        """Send the optimizer's hyper-parameters to the device; call it after every change.
 
         Args:
             optimizer: the one in use, or another of the same class and number of groups, whose
@@ -309,7 +309,7 @@ class PoplarExecutor(Inspection, Estimates):
 
     @property
     def rng_state(self) -> list[int]:
-        """The seed and the state of the random numbers; may be set to continue from it.
+        """The random seed and generator states as integers; set them to continue from there.
 
         Raises:
             poptorch.Error: not compiled.
@@ -324,7 +324,7 @@ class PoplarExecutor(Inspection, Estimates):
 
     @locked
     def detachFromDevice(self) -> None:
-        """Release the device and copy the weights to the host; keep the executable.
+        """Release the device, after copying weights to the host; keep the executable.
 
         Raises:
             poptorch.Error: not compiled, or detached already.
@@ -339,7 +339,7 @@ class PoplarExecutor(Inspection, Estimates):
 
     @locked
     def attachToDevice(self) -> None:
-        """Acquire the device again and send the weights; a call does so by itself.
+        """Acquire a released device again and send the weights; a call does so by itself.
 
         Raises:
             AssertionError: the connection type is Never.
@@ -398,13 +398,13 @@ class PoplarExecutor(Inspection, Estimates):
         export_model: bool = True,
         **kwargs: Any,
     ) -> None:
-        """Compile for these arguments without running, then save; works without a device.
+        """Compile the model without running it and save it to a file; works without a device.
 
         Args:
             filename: as for ``save``.
             args: as for the model's forward; every tensor has the batch of a whole call.
             export_model: as for ``save``.
-            kwargs: likewise arguments of forward.
+            kwargs: keyword arguments of forward.
 
         Raises:
             AssertionError: a component of the path is a file.
@@ -418,7 +418,7 @@ class PoplarExecutor(Inspection, Estimates):
     loadExecutable = of_part("_files", ModelFiles.loadExecutable)
 
     def _restore(self, file: Container) -> None:
-        """Compile from an open file with a model, and continue from its state."""
+        """Restore executable, weights and state from an open file that contains a model."""
         self._files.restore_executable(file, retrace=False)
         self._files.restore_state(file)
 
@@ -426,7 +426,7 @@ class PoplarExecutor(Inspection, Estimates):
 
     @locked
     def report(self, path: str | os.PathLike[str], *, measure: bool = False) -> None:
-        """Write the report of this run so far: programs, memory and times.
+        """Write the HTML report of this run so far: programs, memory and times.
 
         An addition of this project. ``options.enableProfiling(FOLDER)`` writes one by itself, and
         knows of every call; without it, only of the latest one.
@@ -466,7 +466,7 @@ class PoplarExecutor(Inspection, Estimates):
 
 
 def _wrapped_again(cls: type, parts: tuple, per_replica_params: dict) -> Any:
-    """Create a wrapper of the class around copied parts."""
+    """Create a wrapper from copied model, options and optimizer, for ``copy`` and ``pickle``."""
     model, options, training, optimizer = parts
     options._freeze()
     executor = cls(model, options, training, None, optimizer=optimizer, user_model=model)

@@ -1,4 +1,4 @@
-"""Memory estimates and stages of a wrapped model, and answers to ``abele fit`` and ``stage``."""
+"""Memory estimates and stage plans of a wrapped model, for ``abele fit`` and ``abele stage``."""
 
 import dataclasses
 import keyword
@@ -33,7 +33,7 @@ _BAND = (
 
 
 def _plan_of(trial: Trial, devices: int, limit: Limit) -> Plan:
-    """Divide a model among devices, without its own blocks."""
+    """Partition a model into pipeline stages for ``devices`` devices, ignoring its own blocks."""
     chain = _chain_of(trial, accumulates=devices > 1)
     device, count = _device_of(limit, trial), _micro_batches(trial)
     # A pipeline that is not filled is refused; the estimate is of one that is.
@@ -49,7 +49,7 @@ def _plan_of(trial: Trial, devices: int, limit: Limit) -> Plan:
 
 
 def _chain_of(trial: Trial, *, accumulates: bool) -> Chain:
-    """Return the chain of a model, without its own blocks."""
+    """Return a model's modules as a chain to partition, ignoring the model's own blocks."""
     with without_blocks(trial.module), recorded(trial.module) as entries:
         captured = trial.captured
     program = captured.programs[0]
@@ -63,7 +63,7 @@ def _chain_of(trial: Trial, *, accumulates: bool) -> Chain:
 
 
 def _plan_as_placed(trial: Trial, limit: Limit) -> Plan:
-    """Return the stages of a model's own blocks."""
+    """Return the stage plan that follows from a model's own blocks."""
     placement, programs = trial.placement, trial.captured.programs
     names = mark(programs[0], placement)
     ipus = {row.placement.block: row.placement.ipu for row in placement.rows}
@@ -80,12 +80,12 @@ def _plan_as_placed(trial: Trial, limit: Limit) -> Plan:
 
 
 def _micro_batches(trial: Trial) -> int:
-    """Return the number of micro-batches of an update, or of a call for inference."""
+    """Return the micro-batches per weight update, or per call for inference."""
     return getattr(trial.config, micro_batch_option(training=trial.config.training)[0])
 
 
 def _device_of(limit: Limit, trial: Trial) -> Device:
-    """Return the memory of a device, and where a model's options place state."""
+    """Return a device's memory size, and the shares of state that options place on it."""
     options = trial.options
     mode = options._Popart.options.get("autoRecomputation")
     device = Device(
@@ -105,7 +105,7 @@ def _device_of(limit: Limit, trial: Trial) -> Device:
 
 
 def _setting(options: Options, kind: str, name: str, otherwise: bool) -> bool:
-    """Return an option for the location of tensors of a kind, or ``otherwise``."""
+    """Return a tensor location option for a kind of tensor, or ``otherwise`` if it is not set."""
     locations, location = options.TensorLocations, f"location_{kind}"
     settings = getattr(locations, location) if locations.exists(location) else None
     is_set = settings is not None and settings.exists(name)
@@ -117,7 +117,7 @@ def _setting(options: Options, kind: str, name: str, otherwise: bool) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StageReport:
-    """The stages of a model, and whether each fits into its device; ``print`` it.
+    """The pipeline stages of a model, and whether each fits into its device; ``print`` it.
 
     Attributes:
         plan: the stages with devices and boundaries.
@@ -129,15 +129,15 @@ class StageReport:
 
     @property
     def verdict(self) -> Verdict:
-        """Verdict of the worst device: ``fits``, ``does not fit`` or ``uncertain``."""
+        """The verdict on the fullest device: ``fits``, ``does not fit`` or ``uncertain``."""
         return self.plan.verdict
 
     def data(self) -> dict[str, Any]:
-        """Return all fields as JSON values: bytes, and shares from 0 to 1."""
+        """Return the stage report as JSON values: bytes, and shares from 0 to 1."""
         return {**self.plan.data(), "lines": self.lines()}
 
     def lines(self) -> list[str]:
-        """Return the lines of Python for new stages, with the model called ``model``.
+        """Return Python lines that give a model, called ``model``, the planned stages.
 
         No line reduces the number of micro-batches, since the batch of a call depends on it.
         """
@@ -158,12 +158,12 @@ class StageReport:
         return begins
 
     def _begins(self) -> list[tuple[str, str, int]]:
-        """Return path, name and device of each stage after the first."""
+        """Return the module path, block name and device of each stage after the first."""
         stages = zip(self.plan.names, self.plan.homes, strict=True)
         return [(path, f"stage{n}", home) for n, (path, home) in enumerate(stages) if n]
 
     def apply(self) -> None:
-        """Replace the model's blocks by these stages; call this before the model is compiled.
+        """Replace the model's blocks by the planned stages; call this before compilation.
 
         The options need as many micro-batches as the last of ``lines`` says, if it says so.
         """
@@ -173,7 +173,7 @@ class StageReport:
                 BeginBlock(self.model.get_submodule(path), name, ipu_id=home)
 
     def pieces(self, say: Say = silent) -> Iterator[str]:
-        """Yield the text in one piece: it is known at once."""
+        """Yield the text of the stage report, in one piece."""
         del say
         yield str(self)
 
@@ -207,7 +207,7 @@ def _expression(model: torch.nn.Module, path: str) -> str:
 
 
 class Estimates:
-    """The members of a wrapper that estimate its memory, and divide it into stages."""
+    """The wrapper methods that estimate a model's memory and plan its pipeline stages."""
 
     _lock: Any
     _wrapped: WrappedModel
@@ -277,7 +277,7 @@ class Estimates:
         return StageReport(plan=plan, model=self._wrapped.user_module)
 
     def _answer_if_asked(self, bound: Bound) -> None:
-        """Answer the question of a command, if any, instead of compiling."""
+        """Run the estimate of a pending ``abele fit`` or ``stage`` command instead of compiling."""
         question = questions.taken()
         if question is None:
             return

@@ -28,13 +28,13 @@ Counters = dict[str, list[list[float]]]
 
 
 class Inspection:
-    """The members of a wrapper that look into it and change nothing."""
+    """The wrapper methods that inspect a compiled model without changing it."""
 
     _wrapped: WrappedModel
 
     @property
     def build_record(self) -> BuildRecord | None:
-        """Origin of the executable: target, fallback, cache, times; None before compiling."""
+        """The build record: target, fallback, cache use and times; None before compiling."""
         return None if self._wrapped.compiled is None else self._wrapped.compiled.record
 
     @property
@@ -44,12 +44,12 @@ class Inspection:
 
     @property
     def executable_hash(self) -> str | None:
-        """Hash of the executable in use; None before compiling."""
+        """The hash of the compiled executable; None before compiling."""
         return None if self.build_record is None else self.build_record.executable
 
     @property
     def placement(self) -> PlacementTable | None:
-        """Placement of the model's blocks; None before compiling.
+        """The table of where blocks of the model are placed; None before compiling.
 
         An addition of this project: stages and devices change no number here, and the table shows
         them as the original would count them.
@@ -79,7 +79,7 @@ class Inspection:
         return "\n".join(program.text() for program in programs)
 
     def pipelineReport(self) -> PipelineReport:
-        """Return how the model's stages run, with times of the latest call.
+        """Return a report of the model's pipeline stages, with times of the latest call.
 
         An addition of this project.
 
@@ -160,19 +160,19 @@ class Inspection:
         }
 
     def getHostIpuLatency(self) -> tuple[float, float, float]:
-        """Seconds from the host to the device in the last call: minimum, maximum, average."""
+        """Return seconds from host to device in the last call: minimum, maximum, average."""
         return latency(self.getPerfCounters(), INPUT, READY)
 
     def getComputeLatency(self) -> tuple[float, float, float]:
-        """Return the seconds of computing in the last call: minimum, maximum, average."""
+        """Return seconds of computation in the last call: minimum, maximum, average."""
         return latency(self.getPerfCounters(), READY, DONE)
 
     def getIpuHostLatency(self) -> tuple[float, float, float]:
-        """Seconds from the device to the host in the last call: minimum, maximum, average."""
+        """Return seconds from device to host in the last call: minimum, maximum, average."""
         return latency(self.getPerfCounters(), DONE, OUT)
 
     def getLatency(self) -> tuple[float, float, float]:
-        """Seconds from first input to last output in the last call: minimum, maximum, average."""
+        """Return seconds from first input to last output of a call: minimum, maximum, average."""
         return latency(self.getPerfCounters(), INPUT, OUT)
 
     def cycleCount(self) -> int:
@@ -197,7 +197,7 @@ class Inspection:
 
 
 def _transfers(call: CallRecord, config: StepConfig) -> dict[str, list[float]]:
-    """Return the seconds of each transfer of a tensor by kind.
+    """Return the times in seconds of a call's transfers, by kind (input, output, completion).
 
     An input has one transfer per micro-step, an output one per micro-step whose rows come out.
     """
@@ -220,13 +220,13 @@ def _seconds(moments: Sequence[int]) -> list[float]:
 
 
 def latency(moments: Counters, first: str, last: str) -> tuple[float, float, float]:
-    """Return the shortest, longest and average time between two kinds of moments, in seconds.
+    """Return the minimum, maximum and average seconds between two kinds of transfers.
 
     A step begins with its first transfer in (or when the last one is complete) and ends with its
     last transfer out. Where fewer steps come out than go in, those that go in are grouped evenly.
 
     Args:
-        moments: as from ``getPerfCounters``.
+        moments: result of ``getPerfCounters``.
         first: one of ``KINDS``.
         last: a later one.
     """

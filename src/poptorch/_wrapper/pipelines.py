@@ -1,4 +1,4 @@
-"""Selection of models that run as a pipeline, and the pipeline's report.
+"""Selection of models that run as a pipeline of stages, and the pipeline report.
 
 Models with blocks on several devices under ``PipelinedExecution`` do: each change of the device
 along forward begins a stage, and stages work at the same time. The log and the report say what
@@ -37,11 +37,11 @@ _HEAD = ("stage", "blocks", "forward ms", "backward ms", "state KiB", "held KiB"
 
 @dataclasses.dataclass(frozen=True)
 class Pipelining:
-    """Execution of a compiled model's stages.
+    """The pipeline stages of a compiled model, or the reason why it runs as one program.
 
     Attributes:
-        stages: of the forward pass.
-        cut: the model's program in parts, if it runs as a pipeline.
+        stages: number of stages of the forward pass.
+        cut: the model's program divided into stages, if it runs as a pipeline.
         reason: why it runs as one program, if it does.
         names: the blocks of each stage.
     """
@@ -53,7 +53,7 @@ class Pipelining:
 
 
 def may_pipeline(options: Options, config: StepConfig) -> bool:
-    """Return whether a model with these options may have overlapping stages."""
+    """Return whether a model with these options may run as a pipeline of overlapping stages."""
     strategy = options._execution_strategy
     pipelined = isinstance(strategy, PipelinedExecution)
     if not pipelined or isinstance(strategy, ShardedExecution):
@@ -65,12 +65,12 @@ def may_pipeline(options: Options, config: StepConfig) -> bool:
 def pipelining(
     captured: Captured, placement: PlacementTable, options: Options, config: StepConfig
 ) -> Pipelining:
-    """Decide how a captured model runs, and log why not as a pipeline if it has stages.
+    """Decide whether a captured model runs as a pipeline; log the reason if its stages cannot.
 
     Operations of the first program are labelled with their stages.
 
     Raises:
-        poptorch.Error: the environment asks for something that does not exist.
+        poptorch.Error: the environment variable for pipelines has an unknown value.
     """
     stages = placement.stages
     if stages < 2:
@@ -103,7 +103,7 @@ def _decided(captured: Captured, stages: int, config: StepConfig) -> Cut | str:
 
 
 def mark(program: Program, placement: PlacementTable) -> tuple[str, ...]:
-    """Label each operation with its stage; return the blocks of each stage."""
+    """Label each operation of a program with its pipeline stage; return the stages' names."""
     blocks: dict[int, dict[str, None]] = {}
     stage_of_block: dict[str, int] = {}
     for node, (block, stage) in placement.located(program).items():
@@ -117,7 +117,7 @@ def mark(program: Program, placement: PlacementTable) -> tuple[str, ...]:
 
 
 def _named(blocks: list[str]) -> str:
-    """Return the name of a stage by its blocks; the part before all blocks has none."""
+    """Return a pipeline stage's name, its block names joined by spaces."""
     return " ".join(filter(None, blocks)) or "before the first block"
 
 
@@ -127,7 +127,7 @@ def _write(node: torch.fx.Node, stage: int) -> None:
 
 
 def _of_blocks(program: Program) -> Iterator[tuple[torch.fx.Node, str]]:
-    """Yield the operations of backward with the blocks of their operations of forward."""
+    """Yield the backward operations, each with the block of its forward operation."""
     for node in program.graph.graph.nodes:
         custom = node.meta.get("custom") or {}
         if node_phase(node) == "backward" and "of_scope" in custom:
@@ -140,11 +140,11 @@ def _of_blocks(program: Program) -> Iterator[tuple[torch.fx.Node, str]]:
 
 @dataclasses.dataclass(frozen=True)
 class PipelineReport:
-    """The stages of a compiled model and the times of the latest call; ``print`` it.
+    """The pipeline stages of a compiled model and the times of the latest call; ``print`` it.
 
     Attributes:
         pipelining: the stages, or why there are none.
-        threads: threads of torch for each stage.
+        threads: torch's threads for each stage.
         measured: times and memory; None before the first call.
     """
 
@@ -153,7 +153,7 @@ class PipelineReport:
     measured: Measured | None = None
 
     def as_data(self) -> dict[str, Any]:
-        """Return all fields as JSON values: seconds, bytes, shares from 0 to 1."""
+        """Return the pipeline report as JSON values: seconds, bytes, shares from 0 to 1."""
         measured, cut = self.measured, self.pipelining.cut
         if cut is None:
             return {"stages": [], "sequential": self.pipelining.reason}
@@ -179,7 +179,7 @@ class PipelineReport:
         }
 
     def sentence(self) -> str:
-        """Describe the measured and the ideal bubble, or why there is no pipeline."""
+        """Describe the pipeline's measured and ideal bubble, or why there is no pipeline."""
         measured = self.measured
         if self.pipelining.cut is None:
             return f"It runs as one program, because {self.pipelining.reason}."

@@ -1,4 +1,4 @@
-"""The process as the original leaves it: variables, hooks and devices that programs rely on.
+"""Process-wide effects of importing poptorch: environment variables, hooks and device counts.
 
 ``VARIABLES`` is the one table of environment variables, from which `docs/compatibility.md` and the
 check are made.
@@ -25,7 +25,7 @@ from poptorch.options.general import SIMULATORS, simulator_chosen
 
 @dataclass(frozen=True)
 class Variable:
-    """An environment variable.
+    """An environment variable of the original, and its effect here.
 
     Args:
         name: As in the shell.
@@ -64,7 +64,7 @@ _reported: set[Variable] = set()
 
 
 def check() -> None:
-    """Report variables that are set without effect, each once."""
+    """Log each environment variable that is set but has no effect, once."""
     for variable in VARIABLES:
         if os.environ.get(variable.name) and not variable.effect and variable not in _reported:
             _reported.add(variable)
@@ -75,7 +75,7 @@ def check() -> None:
 
 
 def prepare() -> None:
-    """Apply the effects of importing the original to this process; harmless when repeated.
+    """Apply the process-wide effects of importing poptorch: hooks and variables; idempotent.
 
     Frames of this package are no lines of the user's. A crash prints its Python stack, forked
     children may use verbs devices, and the log gets uncaught exceptions.
@@ -100,7 +100,7 @@ def _report_crashes() -> None:
 
 
 def poptorchAtExit() -> None:
-    """End what is left of the package's work in this process; run by itself at exit."""
+    """Log the end of the process at debug level; called by itself at exit."""
     logger.debug("poptorch ends")
 
 
@@ -112,7 +112,7 @@ _GENERATION = 2  # the one that compiles offline by default, too
 
 
 def count_ipus(required: int, options: Options) -> int:
-    """Return the number of devices the original would take for a process.
+    """Return the number of devices that the original would allocate to a process.
 
     Args:
         required: over all stages and replicas of this process.
@@ -140,7 +140,7 @@ def count_ipus(required: int, options: Options) -> int:
 
 
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
-    """Return whether wrapped models run on what stands for that many devices.
+    """Return whether wrapped models can run on this number of devices.
 
     Differs from the original: there is no IPU, and the answer is about the device that stands in
     for it. Programs ask before they wrap a model, and leave or use plain PyTorch when they hear
@@ -158,10 +158,10 @@ def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
 
 
 def ipuHardwareVersion() -> int:
-    """Return the generation of the device that wrapped models run on.
+    """Return the IPU generation that wrapped models report to run on: 2.
 
     Differs from the original: there is no IPU, and the answer is 2, the generation that the
-    original compiles for when nothing is said.
+    original compiles for by default.
 
     Raises:
         AssertionError: the simulator is chosen by the environment.

@@ -1,4 +1,4 @@
-"""The bar that is shown while a model is compiled; in a file or a pipe, one line per stage."""
+"""The progress bar of compilation; in a file or a pipe, one line per stage."""
 
 import sys
 import threading
@@ -23,7 +23,7 @@ _TICK_S = 0.2
 
 
 class CompilationProgress(Observer):
-    """Context manager whose ``on_stage(stage, fraction)`` moves the bar.
+    """The progress bar of a compilation, as a context manager that observes its stages.
 
     Args:
         show: nothing is printed otherwise; a bar on a terminal, else a line for each stage.
@@ -49,7 +49,7 @@ class CompilationProgress(Observer):
         return self
 
     def on_stage(self, stage: str, fraction: float) -> None:
-        """Show that ``stage`` starts and ``fraction`` of the whole is done."""
+        """Show that a compilation stage starts, at a fraction of the whole."""
         for observer in self._also:
             observer.on_stage(stage, fraction)
         with self._lock:
@@ -66,7 +66,7 @@ class CompilationProgress(Observer):
                 self._show(self._floor + (0.99 - self._floor) * share)
 
     def _show_warning(self, *warning: Any) -> None:
-        """Show a warning on lines of its own instead of behind the bar."""
+        """Print a warning on lines of its own instead of behind the progress bar."""
         with tqdm.external_write_mode(file=sys.stderr):
             self._show_plainly(*warning)
 
@@ -97,7 +97,7 @@ def _is_terminal(file: Any) -> bool:
 
 
 def summary(record: BuildRecord) -> str:
-    """Format a line with target, executable and origin."""
+    """Format a line about a build: target, executable hash, and compiled or cached."""
     if record.running.interpreted:
         return f"abele: target {record.target}, {record.running.sentence()}"
     took = sum(record.seconds.values())

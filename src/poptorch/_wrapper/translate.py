@@ -1,4 +1,4 @@
-"""From ``poptorch.Options`` to ``abele.StepConfig``: the only file that knows both vocabularies."""
+"""Translation of ``poptorch.Options`` to ``abele.StepConfig``."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -40,7 +40,7 @@ _reported: set[str] = set()
 
 
 def to_config(options: Options, *, training: bool) -> StepConfig:
-    """Return the engine's configuration for a wrapper with these options."""
+    """Translate a wrapper's options to the engine's step configuration."""
     reduction = ReductionType(options.Training.accumulation_and_replication_reduction_type)
     strategy = options.Training.meanAccumulationAndReplicationReductionStrategy
     compiler = options._Popart.options
@@ -65,7 +65,7 @@ def to_config(options: Options, *, training: bool) -> StepConfig:
 
 
 def with_automatic_scaling(rule: UpdateRule, optimizer: Any, options: Options) -> UpdateRule:
-    """Return ``rule`` with a loss scale that the device adapts, if the options ask for one.
+    """Return an update rule with automatic loss scaling, if the options ask for it.
 
     A constant ``loss_scaling`` becomes variable, on the optimizer too.
 
@@ -105,7 +105,7 @@ def anchors(options: Options) -> list[Anchor]:
 
 
 def check_supported(options: Options, *, training: bool) -> None:
-    """Refuse options whose result would differ, and report those without effect once.
+    """Raise an error for unsupported options, and log options without effect once.
 
     Raises:
         poptorch.Error: naming the option, its value and what to do instead; or
@@ -123,7 +123,7 @@ def check_supported(options: Options, *, training: bool) -> None:
 
 
 def hidden_paths(options: Options) -> list[str]:
-    """Return the fragments of paths that the user's options keep out of messages.
+    """Return path fragments of files that the user's options exclude from error messages.
 
     The default ones mean torch and this package, which are recognised by their whole paths: a
     user's project may well be in a folder of such a name.
@@ -135,7 +135,7 @@ def hidden_paths(options: Options) -> list[str]:
 
 @dataclass(frozen=True)
 class BatchSize:
-    """The factors of a combined batch.
+    """The factors of a combined batch: rows, iterations, accumulation and replicas.
 
     Attributes:
         rows: Rows of a micro-batch; None if they are not known beforehand.
@@ -151,7 +151,7 @@ class BatchSize:
 
     @classmethod
     def of(cls, options: Options, batch_size: int | None, batch_sampler: Any) -> Self:
-        """Read the factors; a batch sampler may have its own `batch_size`."""
+        """Read the factors of a combined batch from options, batch size and batch sampler."""
         return cls(
             batch_size if batch_sampler is None else getattr(batch_sampler, "batch_size", None),
             options.device_iterations,
@@ -161,16 +161,16 @@ class BatchSize:
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches that one call consumes."""
+        """The number of micro-batches that one call consumes."""
         return self.device_iterations * self.gradient_accumulation * self.replicas
 
     @property
     def combined(self) -> int | None:
-        """Rows that one call consumes, if known."""
+        """The number of rows that one call consumes; None if unknown."""
         return None if self.rows is None else self.rows * self.micro_batches
 
     def spelled_out(self, count_rows: bool, processes: int = 1) -> str:
-        """Return for example "16 = batch_size 2 x deviceIterations 4 x ...".
+        """Format a combined batch size as "16 = batch_size 2 x deviceIterations 4 x ...".
 
         Args:
             count_rows: Rows rather than micro-batches.

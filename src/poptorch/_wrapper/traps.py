@@ -1,4 +1,4 @@
-"""Warnings of mistakes around wrapping: late changes, autocast, and steps on the host.
+"""Warnings of mistakes around wrapped models: late changes, autocast, and host training steps.
 
 ``executor.to(device)`` returns the plain module, as in the original, and a loop that goes on with
 it trains on the host without a word. So each wrapped module has a watch (``HostTraining``). A step
@@ -30,13 +30,13 @@ _seen: "list[HostTraining]" = []  # those that have counted something
 
 
 class LateChanges:
-    """Warns of what was changed on a model between wrapping and compiling.
+    """Warns of changes to a model between wrapping and compiling.
 
     The wrapper runs a shallow copy of the model. Submodules are the same objects: ``eval()`` after
     wrapping reaches them but not the model itself, and their mode at the first call is compiled in.
 
     Args:
-        model: the user's, about to be wrapped.
+        model: the user's model, about to be wrapped.
     """
 
     def __init__(self, model: torch.nn.Module):
@@ -47,7 +47,7 @@ class LateChanges:
         self._modes = _modes_of(model)
 
     def warn(self, *, training: bool) -> None:
-        """Warn of changes that the wrapper does not see, or compiles in.
+        """Warn of changed attributes that the wrapper ignores, and of changed submodule modes.
 
         Args:
             training: whether the model was wrapped for training.
@@ -59,7 +59,7 @@ class LateChanges:
             self._warn_of_modes(training=training)
 
     def _warn_of_attributes(self) -> None:
-        """Warn of attributes that were set on the user's module."""
+        """Warn of attributes set on the user's module after it was wrapped."""
         model, before, now = self._model, self._attributes, attributes_of(self._model)
         names = [
             name
@@ -81,7 +81,7 @@ class LateChanges:
         )
 
     def _warn_of_modes(self, *, training: bool) -> None:
-        """Warn of submodules that were put into the other mode than the wrapper's."""
+        """Warn of submodules whose training mode now differs from the wrapper's."""
         now, before = _modes_of(self._model), self._modes
         changed = [path for path, mode in now.items() if mode not in (training, before.get(path))]
         if not changed:
@@ -98,7 +98,7 @@ class LateChanges:
 
 
 def _modes_of(model: torch.nn.Module) -> dict[str, bool]:
-    """Return the mode of each module that computes differently in training, by path."""
+    """Return the training flag of each submodule that computes differently in training, by path."""
     return {
         path: child.training
         for path, child in model.named_modules()
@@ -107,12 +107,12 @@ def _modes_of(model: torch.nn.Module) -> dict[str, bool]:
 
 
 def _drops_something(module: torch.nn.Module) -> bool:
-    """Return whether a module drops elements with a probability above zero."""
+    """Return whether a dropout-like module has a drop probability above zero."""
     return all(getattr(module, name, 1) != 0 for name in ("p", "dropout"))
 
 
 def _reads_mode(model: torch.nn.Module) -> bool:
-    """Return whether a method of the model itself reads ``self.training``."""
+    """Return whether a method of the model's own class reads ``self.training``."""
     kinds = [kind for kind in type(model).__mro__ if kind is not torch.nn.Module]
     methods = [each for kind in kinds for each in vars(kind).values()]
     codes = [each.__code__ for each in methods if hasattr(each, "__code__")]
@@ -129,7 +129,7 @@ def _is_change(then: object, now: object) -> bool:
 
 
 def warn_of_autocast() -> None:
-    """Warn that a program compiled under autocast always computes in its type."""
+    """Warn if a model is compiled under autocast, whose dtype its program keeps."""
     for device in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
@@ -145,12 +145,12 @@ def warn_of_autocast() -> None:
 
 
 class HostTraining:
-    """The watch of one training wrapper; it outlives the wrapper as long as the module does.
+    """Counts training steps that a wrapped module runs on the host by mistake, and warns.
 
     Attributes:
-        executor: a weak reference to the wrapper.
+        executor: a weak reference to the wrapper, which this object outlives.
         steps: number of steps on the host.
-        target: where steps should have run, once that is known.
+        target: compilation target of the wrapper, once known.
     """
 
     def __init__(self, executor: Any, name: str, options: Any):
@@ -162,7 +162,7 @@ class HostTraining:
         self._handles: list[RemovableHandle] = []
 
     def begin(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Watch these parameters; they are plain ones still."""
+        """Watch plain parameters for gradients on the host, to detect training there."""
         self.end()
         if not self.options._host_training_warning:
             return
@@ -179,12 +179,12 @@ class HostTraining:
         self._forward = ""
 
     def note_method(self, name: str) -> None:
-        """Note that a program asks the executor for a method of its model."""
+        """Record that a program got the plain module from a method of the executor."""
         if name in _RETURN_SELF and not self._way:
             self._way = f"executor.{name}() returned the plain module at {user_line()}"
 
     def note_forward(self) -> None:
-        """Note that the model's forward runs outside of a capture."""
+        """Record that the model's forward runs on the host, outside of a capture."""
         if self._handles and torch.is_grad_enabled() and capturing() is None:
             # The line is wanted once; finding it takes longer than noting that there was one.
             self._forward = user_line() if not self.steps else "later"
@@ -211,7 +211,7 @@ class HostTraining:
             )
 
     def sentence(self) -> str:
-        """Describe the steps on the host."""
+        """Describe the training steps that ran on the host."""
         steps = "A training step" if self.steps == 1 else f"{self.steps} training steps"
         target = "the device" if self.target is None else f"target {self.target}"
         why = f", since {self._way}" if self._way else ""
@@ -222,7 +222,7 @@ class HostTraining:
 
 
 def _summarise() -> None:
-    """Log the final counts at the end of the process."""
+    """Log the final counts of host training steps at the end of the process."""
     for watch in _seen:
         logger.warning("%s", watch.sentence())
 

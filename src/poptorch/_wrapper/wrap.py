@@ -1,4 +1,4 @@
-"""Wrapping a module for training or for inference, or a model that comes from a file."""
+"""Wrapping a module for training or inference, and loading a wrapped model from a file."""
 
 import os
 from collections.abc import Callable
@@ -113,7 +113,7 @@ def _module_of(model: torch.nn.Module | PoplarExecutor) -> torch.nn.Module:
 
 
 def _settled(options: Options | None, mode: OutputMode, *, training: bool) -> Options:
-    """Freeze the options and return a frozen copy with an output mode chosen."""
+    """Freeze the options and return a frozen copy with its output mode resolved."""
     if options is None:
         options = Options()
     if not isinstance(options, Options):
@@ -141,7 +141,7 @@ def load(
     *,
     model: torch.nn.Module | None = None,
 ) -> PoplarExecutor:
-    """Restore a wrapper that ``save`` or ``compileAndExport`` wrote with its model.
+    """Load a wrapped model from a file of ``save`` or ``compileAndExport``.
 
     It runs at once, without tracing. A training wrapper goes on exactly where the saved one stood:
     weights, buffers, optimizer state, step counts and random numbers; for a model without
@@ -186,7 +186,7 @@ def load(
 
 
 def importPoptorchMetadataFromFile(filename: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what an exported file contains, without loading it.
+    """Return an exported file's metadata, such as version and programs, without loading it.
 
     Differs from the original: a dictionary comes back in place of pickled bytes.
 
@@ -214,7 +214,7 @@ def importPoptorchMetadataFromFile(filename: str | os.PathLike[str]) -> dict[str
 
 
 def _online(options: Options) -> None:
-    """Adapt a file that was compiled for an absent device to a present one."""
+    """Change options of a file compiled for an absent device to attach to a present device."""
     if options.connection_type == ConnectionType.Never:
         options.connectionType(ConnectionType.Always)
         options.deleteIfExists("ipu_version")
@@ -252,7 +252,7 @@ def _executor(file: Container, options: Options, model: torch.nn.Module | None) 
 def _fill(
     model: torch.nn.Module, params: dict[str, torch.Tensor], buffers: dict[str, torch.Tensor]
 ) -> None:
-    """Load the weights of the file into the user's own instance."""
+    """Copy the weights of a saved model into the user's module."""
     if not isinstance(model, torch.nn.Module):
         raise error(f"load(model=...) takes a torch.nn.Module, found a {type(model).__name__}.")
     if module_weights.shared_by(model).wrapped:
