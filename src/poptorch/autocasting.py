@@ -1,4 +1,4 @@
-"""Automatic casting of releases 2.1 to 3.0, and other names of earlier releases.
+"""Automatic casting of PopTorch 2.1 to 3.0, without effect, and other outdated names.
 
 PopTorch 3.1 dropped automatic casting for explicit casts. A program that asks for it computes in
 the types its tensors have, which is never less precise.
@@ -18,13 +18,13 @@ __all__ = ["Policy", "autocast"]
 
 
 class Policy:
-    """Casts of operations by dtype; stored without effect.
+    """A policy of automatic casts for operations; stored without effect.
 
     Args:
         fp16: names of operations that were to run in half.
-        fp32: names of those that were to run in float.
-        promote: names of those whose operands were to take the widest type.
-        demote: names of those whose operands were to take the narrowest type.
+        fp32: names of operations that were to run in float.
+        promote: names of operations whose operands were to take the widest type.
+        demote: names of operations whose operands were to take the narrowest type.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class Policy:
 
 
 class autocast(contextlib.ContextDecorator):
-    """Context manager and decorator in which nothing is cast.
+    """A context manager and decorator for automatic casting that has no effect here.
 
     Args:
-        enabled: a warning says once that there is no effect.
+        enabled: log once that nothing is cast.
     """
 
     def __init__(self, enabled: bool = True):
@@ -57,13 +57,13 @@ class autocast(contextlib.ContextDecorator):
 
 
 class MultiConvPartialsType(enum.Enum):
-    """Types of partial sums in a ``MultiConv``, as release 2.0 named them."""
+    """Dtypes of partial sums in a ``MultiConv``, by their names in release 2.0."""
 
     Float = torch.float32
     Half = torch.float16
 
 
-#: Names that are found on the package, and what stands behind them.
+#: Outdated names that poptorch still provides, and their replacements.
 NAMES = {"AnchorMode": OutputMode, "MultiConvPartialsType": MultiConvPartialsType}
 _EAGER = "it belonged to an experiment that never left releases 2.3 to 3.0. Wrap the model instead"
 REMOVED = {
@@ -76,7 +76,7 @@ REMOVED = {
 
 
 def lookup(name: str) -> object:
-    """Return the replacement of a name of an earlier release.
+    """Return the replacement of a name that earlier releases of poptorch had.
 
     Raises:
         AttributeError: it was removed (saying what to use), or there was never such a name.

@@ -27,7 +27,7 @@ __all__ = [
 
 
 def member(kind: type[enum.Enum], value: Any) -> Any:
-    """Return the member of an enumeration that a value means.
+    """Return the member of an enumeration, given the member, its value or its name.
 
     Args:
         kind: The enumeration.
@@ -54,7 +54,7 @@ class OutputMode(enum.IntEnum):
     """Selection of the results that a call returns to the host."""
 
     Final = 0
-    """Only those of the last micro-batch of each replica."""
+    """Only results of the last micro-batch of each replica."""
     EveryN = 1
     """Results of every N-th device iteration, with all its accumulation steps."""
     All = 2
@@ -88,11 +88,11 @@ class ReductionType(enum.IntEnum):
     """Reductions of gradients over micro-batches and replicas."""
 
     Sum = 0
-    """Added up."""
+    """Gradients are summed."""
     Mean = 1
-    """Averaged."""
+    """Gradients are averaged."""
     NoReduction = 2
-    """Not combined; the setter of `Training` refuses it."""
+    """Gradients are not combined; the setter of `Training` refuses it."""
 
 
 class MeanReductionStrategy(enum.IntEnum):
@@ -107,7 +107,7 @@ class MeanReductionStrategy(enum.IntEnum):
 
 
 class DataLoaderMode(enum.IntEnum):
-    """Modes of preparing batches in a `DataLoader`."""
+    """Modes of a `DataLoader`: loading in the calling process or in a worker."""
 
     Sync = 0
     """Preparation in the calling process, on request."""
@@ -118,31 +118,31 @@ class DataLoaderMode(enum.IntEnum):
 
 
 class SharingStrategy(enum.IntEnum):
-    """Methods of sharing tensors between processes."""
+    """Methods of starting the worker of an `AsynchronousDataAccessor`, and sharing data with it."""
 
     SharedMemory = 0
     """The worker is spawned, and the data set pickled to it."""
     FileSystem = 1
-    """Spawned too."""
+    """The worker is spawned, as by SharedMemory."""
     Fork = 2
     """The worker is forked, so that the data set need not pickle."""
     ForkServer = 3
-    """Forked by a clean process; the data set has to pickle."""
+    """The worker is forked by a clean process; the data set has to pickle."""
 
 
 class HalfFloatCastingBehavior(enum.IntEnum):
     """Result type of half and float operands; deprecated, torch's promotion always applies."""
 
     FloatDowncastToHalf = 0
-    """Half was to win."""
+    """Half was to be the result type."""
     HalfUpcastToFloat = 1
-    """Float was to win."""
+    """Float was to be the result type."""
     Default = 2
     """The original's choice."""
 
 
 class MatMulSerializationMode(enum.Enum):
-    """The dimension along which `serializedMatMul` cuts a product into pieces."""
+    """Dimensions along which `serializedMatMul` slices a matrix multiplication."""
 
     InputChannels = "input_channels"
     """Rows of the left operand."""
@@ -171,7 +171,7 @@ class OverlapMode(enum.Enum):
     """Loops that a host transfer may overlap with."""
 
     NoOverlap = "no_overlap"
-    """With none."""
+    """No overlap."""
     OverlapAccumulationLoop = "overlap_accumulation_loop"
     """With the micro-batches of one update."""
     OverlapDeviceIterationLoop = "overlap_device_iteration_loop"
@@ -179,7 +179,7 @@ class OverlapMode(enum.Enum):
 
 
 class AutoStage(enum.IntEnum):
-    """Rules that form stages from blocks when no stages are listed."""
+    """Rules that assign blocks to pipeline stages when no stages are listed."""
 
     SameAsIpu = 0
     """The stage number is the block's IPU number."""
@@ -188,27 +188,27 @@ class AutoStage(enum.IntEnum):
 
 
 class MultiConvPlanType(enum.IntEnum):
-    """Plans of a `MultiConv`; without effect."""
+    """Plans for a group of convolutions (`MultiConv`); without effect."""
 
     Parallel = 0
     Serial = 1
 
 
 class CommGroupType(enum.IntEnum):
-    """Divisions of replicas into groups."""
+    """Ways to divide replicas into groups."""
 
     All = 0
     """A single group of all replicas."""
     Consecutive = 1
-    """Neighbours: with size 2, {0, 1}, {2, 3}, ..."""
+    """Groups of neighbours: with size 2, {0, 1}, {2, 3}, ..."""
     Orthogonal = 2
-    """Every c-th: with c groups, {0, c, 2c, ...}, {1, c + 1, ...}, ..."""
+    """Groups of every c-th: with c groups, {0, c, 2c, ...}, {1, c + 1, ...}, ..."""
     NoGrouping = 3
-    """Each replica alone."""
+    """Groups of a single replica."""
 
 
 class VariableRetrievalMode(enum.IntEnum):
-    """Copies of a per-replica variable that the host reads; there is no value 1."""
+    """Copies of a per-replica variable that the host reads; no member has value 1."""
 
     OnePerGroup = 0
     """The first replica of each group."""

@@ -1,4 +1,4 @@
-"""Every operation and annotation that programs use inside forward."""
+"""Operators and annotations that programs use inside forward, such as `for_loop` and `Block`."""
 
 from poptorch._forward.annotations import (
     Attribute,

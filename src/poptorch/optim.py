@@ -1,4 +1,4 @@
-"""Optimizers with PopTorch's extra arguments.
+"""Optimizers (SGD, Adam, AdamW, RMSprop, LAMB) with PopTorch's extra arguments.
 
 They are torch's own classes, usable on the host, that carry what a program needs: which values may
 change after compilation, loss scaling, clipping. Inside a wrapped model their ``step`` never runs;
@@ -19,13 +19,13 @@ __all__ = ["LAMB", "SGD", "Adam", "AdamW", "Optimizer", "RMSprop", "VariableAttr
 
 
 class VariableAttributes:
-    """The attributes of an optimizer that may change after compilation.
+    """The optimizer attributes, such as the learning rate, that may change after compilation.
 
     Methods raise AssertionError if the optimizer has no attribute of the name ``attr``.
 
     Args:
-        variable_attributes: those that may.
-        allowed_attributes: all that exist.
+        variable_attributes: names of the attributes that may change.
+        allowed_attributes: names of all attributes.
     """
 
     def __init__(self, variable_attributes: list[str], allowed_attributes: list[str]):
@@ -34,16 +34,16 @@ class VariableAttributes:
         self._allowed_attributes = list(allowed_attributes)
 
     def isConstant(self, attr: str) -> bool:
-        """Return whether an attribute is compiled in."""
+        """Return whether an optimizer attribute is compiled in as a constant."""
         return self._known(attr) not in self._variable_attributes
 
     def markAsConstant(self, attr: str) -> None:
-        """Compile an attribute in: changing it afterwards is an error."""
+        """Mark an optimizer attribute as compiled in: changing it afterwards is an error."""
         if not self.isConstant(attr):
             self._variable_attributes.remove(attr)
 
     def markAsVariable(self, attr: str) -> None:
-        """Let an attribute change after compilation."""
+        """Mark an optimizer attribute as one that may change after compilation."""
         if self.isConstant(attr):
             self._variable_attributes.append(attr)
 
@@ -102,7 +102,7 @@ _MAY_CHANGE = frozenset(
 
 
 class Optimizer(HostState):
-    """Base class of the optimizers; see ``HostState`` for state dictionaries.
+    """The base class of poptorch's optimizers; see ``HostState`` for state dictionaries.
 
     Arguments that several of them have, beside torch's own:
 
@@ -127,7 +127,7 @@ class Optimizer(HostState):
     use_combined_accum: bool
 
     def _start(self, base: Any, arguments: dict[str, Any]) -> None:
-        """Construct torch's part and PopTorch's, from a constructor's ``locals()``."""
+        """Initialize torch's and PopTorch's arguments from a constructor's ``locals()``."""
         own = {name: value for name, value in arguments.items() if name != "self"}
         params = own.pop("params")
         if own.pop("amsgrad", None):
@@ -145,7 +145,7 @@ class Optimizer(HostState):
 
 
 class SGD(Optimizer, torch.optim.SGD):
-    """Stochastic gradient descent.
+    """The stochastic gradient descent optimizer.
 
     Arguments are those of torch and of ``Optimizer``, and two of its own. ``velocity_scaling`` is
     the scale of the combined accumulator: without momentum the gradient is multiplied by it,
@@ -184,7 +184,7 @@ class SGD(Optimizer, torch.optim.SGD):
 
 
 class Adam(Optimizer, torch.optim.Adam):
-    """Adam with L2 regularisation (arXiv 1412.6980).
+    """The Adam optimizer with L2 regularisation (arXiv 1412.6980).
 
     Arguments are those of torch and of ``Optimizer``.
     """
@@ -214,7 +214,7 @@ class Adam(Optimizer, torch.optim.Adam):
 
 
 class AdamW(Optimizer, torch.optim.AdamW):
-    """Adam with decoupled weight decay (arXiv 1711.05101).
+    """The Adam optimizer with decoupled weight decay (arXiv 1711.05101).
 
     Arguments are those of torch and of ``Optimizer``. ``bias_correction=False`` leaves the moments
     uncorrected in a wrapped model; the original corrects them all the same, as torch's own step
@@ -245,7 +245,7 @@ class AdamW(Optimizer, torch.optim.AdamW):
 
 
 class RMSprop(Optimizer, torch.optim.RMSprop):
-    """RMSprop (Hinton, lecture 6e of "Neural networks for machine learning").
+    """The RMSprop optimizer (Hinton, lecture 6e of "Neural networks for machine learning").
 
     Arguments are those of torch and of ``Optimizer``. With ``use_tf_variant`` epsilon is inside the
     root and squares start at one.
@@ -275,7 +275,7 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
 
 
 class LAMB(Optimizer, reading.LAMB):
-    """LAMB (arXiv 1904.00962), with one trust ratio per parameter tensor.
+    """The LAMB optimizer (arXiv 1904.00962), with one trust ratio per parameter tensor.
 
     Arguments are those of ``Optimizer``, and by default lr=1e-3, betas=(0.9, 0.999), eps=1e-8,
     weight_decay=1e-2, bias_correction=True. ``max_weight_norm`` is the upper limit of the weight
@@ -300,7 +300,7 @@ class LAMB(Optimizer, reading.LAMB):
 
     @property
     def max_weight_norm(self) -> float:
-        """Upper limit of the weight norm, of every group."""
+        """The upper limit of the weight norm in the trust ratio, for all parameter groups."""
         return self.defaults["max_weight_norm"]
 
     @max_weight_norm.setter
@@ -310,7 +310,7 @@ class LAMB(Optimizer, reading.LAMB):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Update the parameters on the host, by the rule of a wrapped model.
+        """Update the parameters on the host with LAMB, as a wrapped model does on the device.
 
         Args:
             closure: computes the loss again, with gradients, before the update; optional.

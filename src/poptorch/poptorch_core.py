@@ -1,4 +1,4 @@
-"""The part of the original's native module that programs name.
+"""The names of the original's native module ``poptorch_core`` that programs use.
 
 Its exceptions, and a way to test that a program survives them.
 """
@@ -21,7 +21,7 @@ __all__ = [
 
 
 class TestErrorType(enum.IntEnum):
-    """The failures that ``_throwTestError`` can pretend."""
+    """The kinds of device failures that ``_throwTestError`` simulates."""
 
     __test__ = False  # pytest collects classes called Test...
 
@@ -49,7 +49,7 @@ _TYPES = (
 
 
 def _throwTestError(kind: TestErrorType) -> None:
-    """Raise the error of a device failure of this kind.
+    """Raise the error of a simulated device failure, to test a program's handling of it.
 
     Raises:
         RecoverableError: for ``PoplarRecoverableFullReset``.

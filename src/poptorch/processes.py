@@ -1,4 +1,4 @@
-"""Connecting the processes that train one model, and the class of what goes wrong between them.
+"""Connection of the processes that train one model, and the class of errors between them.
 
 A wrapper connects by itself. ``popdist`` calls these functions to do it earlier, and to have errors
 raised as its own.
@@ -33,7 +33,7 @@ _EPOCH = "epoch of the data loader (every process has to begin as many iterators
 
 
 def raise_as(kind: type[Error]) -> None:
-    """Raise errors between processes as another class from now on.
+    """Set the exception class that errors between processes are raised as.
 
     Args:
         kind: the class.
@@ -43,10 +43,10 @@ def raise_as(kind: type[Error]) -> None:
 
 
 def problem_between(problem: CollectiveError, shorten: Callable[[str], str] = str) -> Error:
-    """Return the error of a failed exchange between processes.
+    """Return the exception to raise for a failed collective operation between processes.
 
     Args:
-        problem: what the engine raised.
+        problem: the engine's exception.
         shorten: shortens the message.
     """
     advice = ""
@@ -56,13 +56,13 @@ def problem_between(problem: CollectiveError, shorten: Callable[[str], str] = st
 
 
 def connect(options: Options) -> None:
-    """Connect with the other processes that the options name, if any.
+    """Connect to the other training processes, if the options name more than one.
 
     Args:
-        options: those of a wrapper.
+        options: options of a wrapper.
 
     Raises:
-        poptorch.Error: it is not known where they meet, or one does not come.
+        poptorch.Error: the meeting point is not known, or another process does not arrive.
     """
     place = options.Distributed
     if place.numProcesses > 1 and options.connection_type != ConnectionType.Never:
@@ -70,14 +70,14 @@ def connect(options: Options) -> None:
 
 
 def join(rank: int, size: int) -> None:
-    """Connect as one of several processes, once.
+    """Connect this process to the other training processes; later calls do nothing.
 
     Args:
         rank: the number of this process, from 0.
-        size: how many there are.
+        size: the number of processes.
 
     Raises:
-        poptorch.Error: it is not known where they meet, or one does not come.
+        poptorch.Error: the meeting point is not known, or another process does not arrive.
     """
     try:
         collectives.connect(rank, size, _LOCAL_RANKS)
@@ -89,11 +89,11 @@ def join(rank: int, size: int) -> None:
 
 
 class Share:
-    """A process's share of a data set that all processes divide.
+    """This process's share of a partitioned data set, and the position in it.
 
     Attributes:
-        epoch: how many epochs were begun before that of the latest batch.
-        batches: that were given so far.
+        epoch: number of epochs started before that of the latest batch.
+        batches: number of batches returned so far.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class Share:
 
 
 class _Read(threading.local):
-    """The loader of this thread's latest batch, as a weak reference, and the latest share."""
+    """The data loader that this thread's latest batch came from (weakly), and its share."""
 
     source: Any = None
     share: Share | None = None
@@ -111,23 +111,23 @@ _read = _Read()
 
 
 def collective_of(config: StepConfig) -> Collective | None:
-    """Return what connects the processes of a training program; None for the only one."""
+    """Return the connection of a training program's processes; None for a single process."""
     return collectives.connected() if config.training and config.processes > 1 else None
 
 
 def gather_of(config: StepConfig) -> Callable[[str], list[str]] | None:
-    """Return what tells all processes of a training program how each of them starts."""
+    """Return a function that exchanges between processes how each starts its steps, or None."""
     collective = collective_of(config)
     return None if collective is None else functools.partial(collective.gather, "how steps start")
 
 
 def note_batch(source: Any, share: Share | None, epoch: int = 0) -> None:
-    """Remember where a batch comes from: it is that of this thread's next step.
+    """Record the data loader of this thread's latest batch, for the next training step.
 
     Args:
         source: the loader.
-        share: what it reads of a data set that processes divide; None if they do not.
-        epoch: of the share, from 0.
+        share: the loader's share of a data set that processes divide; None if they do not.
+        epoch: number of the share's epoch, from 0.
     """
     _read.source = weakref.ref(source)
     if share is not None:
@@ -136,12 +136,12 @@ def note_batch(source: Any, share: Share | None, epoch: int = 0) -> None:
 
 
 class SameEpoch(Observer):
-    """Compares the epochs of all processes' shares of the data in every update.
+    """Checks at every update that all processes are in the same epoch of their data set shares.
 
     Processes whose epochs differ would read some rows twice and others never.
 
     Args:
-        exchange: of the session that is observed.
+        exchange: gradient exchange of the observed session.
     """
 
     def __init__(self, exchange: Exchange) -> None:
@@ -150,7 +150,7 @@ class SameEpoch(Observer):
         self._batches, self._epoch = 0, -1
 
     def on_call_begin(self, began_ns: int) -> None:
-        """Take the epoch of the share that gives batches to this session."""
+        """Record the current data set epoch for the comparison between processes."""
         # One process may read something else in between, such as rows for validation.
         if self._share is None or self._share.batches == self._batches:
             self._share = _read.share
@@ -165,7 +165,7 @@ class SameEpoch(Observer):
 def agree(
     captured: Captured, config: StepConfig, rule: UpdateRule | None, examples: Sequence[Any]
 ) -> None:
-    """Compare the model and its options between processes, before any compiles for a long time.
+    """Check that all processes train the same model with the same options, before compilation.
 
     Raises:
         DisagreementError: names what differs.

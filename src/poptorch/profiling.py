@@ -1,4 +1,4 @@
-"""Tracing what a program does on the host, when the environment asks for it.
+"""Tracing of a program's activity on the host, enabled by the environment variable PVTI_OPTIONS.
 
     PVTI_OPTIONS='{"enable": "true", "directory": "traces"}' python train.py
 
@@ -35,15 +35,15 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def _named(kind: str, name: str, pid: int, thread: int = 0) -> dict[str, Any]:
-    """Return the event that names a process or the row of a thread."""
+    """Return the trace event that names a process or a thread."""
     return {"ph": "M", "name": kind, "pid": pid, "tid": thread, "args": {"name": name}}
 
 
 class Recorder:
-    """Event file of all channels: one per process.
+    """The writer of one process's trace event file, for all channels.
 
     Args:
-        directory: where the file is made, when the first event comes.
+        directory: folder of the file, which is created with the first event.
         channels: the channels that are written; empty for all.
         duration: seconds after which events are dropped; 0 for never.
     """
@@ -59,11 +59,11 @@ class Recorder:
         self._lock = threading.RLock()  # a wrapper that is collected meanwhile adds events too
 
     def wants(self, channel: str) -> bool:
-        """Return whether a channel is written."""
+        """Return whether events of a trace channel are written."""
         return not self._channels or channel in self._channels
 
     def add(self, channel: str, name: str, begin: int) -> None:
-        """Write an event that began at ``begin`` (ns) and ends now."""
+        """Write a trace event that began at ``begin`` (ns) and ends now."""
         end = time.perf_counter_ns()
         thread = threading.get_native_id()
         times = {"ts": begin / 1e3, "dur": (end - begin) / 1e3}  # in microseconds
@@ -91,7 +91,7 @@ class Recorder:
         return self._file
 
     def close(self) -> None:
-        """End the file of this process; later events are dropped."""
+        """Close the trace file of this process; later events are dropped."""
         with self._lock:
             self._last = 0
             if self._file is not None and self._pid == os.getpid():
@@ -101,7 +101,7 @@ class Recorder:
 
 
 def recorder_from(text: str | None) -> Recorder | None:
-    """Return the settings of PVTI_OPTIONS; None without any.
+    """Create the trace recorder that PVTI_OPTIONS configures; None if tracing is off.
 
     Text that cannot be read turns tracing on with defaults, as in the original, and warns.
     """
@@ -135,13 +135,13 @@ if _recorder is not None:
 
 
 class _Calls(Observer):
-    """Makes each call of a session an event of a channel."""
+    """An observer that records each call of a session as a trace event."""
 
     def __init__(self, recorder: Recorder, channel: str):
         self._recorder, self._channel = recorder, channel
 
     def on_call_end(self, call: CallRecord) -> None:
-        """Add a call, also a failed one."""
+        """Record a call, including a failed one, as a trace event."""
         self._recorder.add(self._channel, "modelExecution", call.began_ns)
 
 
@@ -149,7 +149,7 @@ class Channel:
     """A named source of trace events; does nothing unless PVTI_OPTIONS was set at import.
 
     Args:
-        name: what its events are grouped under.
+        name: name that its events are grouped under.
     """
 
     def __init__(self, name: str):
@@ -157,7 +157,7 @@ class Channel:
         self._recorder = _recorder if _recorder is not None and _recorder.wants(name) else None
 
     def instrument(self, obj: Any, *methods: str) -> Any:
-        """Record every call of some methods of an object as an event.
+        """Record every call of the named methods of an object as a trace event.
 
         Args:
             obj: the object; changed in place.
@@ -184,10 +184,10 @@ class Channel:
         return traced
 
     def tracepoint(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Record the block as an event.
+        """Record the execution of a ``with`` block as a trace event.
 
         Args:
-            name: what the event is called.
+            name: name of the event.
         """
         return contextlib.nullcontext() if self._recorder is None else self._open(name)
 
@@ -201,7 +201,7 @@ class Channel:
             self._recorder.add(self._name, name, begin)
 
     def _iterate(self, batches: Iterator[Any], event: str) -> Iterator[Any]:
-        """Return an iterator that records waiting for each item as an event."""
+        """Return an iterator that records the wait for each item as a trace event."""
         return batches if self._recorder is None else self._traced_items(batches, event)
 
     def _traced_items(self, batches: Iterator[Any], event: str) -> Iterator[Any]:
@@ -220,18 +220,18 @@ DATALOADER = Channel("poptorch.DataLoader")
 
 
 def channel_of(training: bool) -> Channel:
-    """Return the channel of wrapped models of a kind."""
+    """Return the trace channel of training or inference models."""
     return TRAINING if training else INFERENCE
 
 
 def call_observers(training: bool) -> tuple[Observer, ...]:
-    """Return observers that record a session's calls; none unless the channel is written."""
+    """Return the observers that trace a session's calls; none unless the channel is written."""
     channel = channel_of(training)
     return () if channel._recorder is None else (_Calls(channel._recorder, channel._name),)
 
 
 def traced(event: str, model: str = "_model") -> Callable[[_Method], _Method]:
-    """Make calls of a method events of its wrapper's channel; ``model`` is its attribute."""
+    """Decorate a method to make its calls trace events; ``model`` names the model's attribute."""
 
     def decorate(method: _Method) -> _Method:
         @functools.wraps(method)

@@ -1,4 +1,4 @@
-"""The state of a training wrapper and its optimizer, for checkpoints from which training goes on.
+"""The state of a training wrapper and its optimizer, for checkpoints to resume training from.
 
 ``popdist.checkpoint`` is made of these functions; programs that keep checkpoints of their own can
 use them too. States are plain: dictionaries, lists, tensors, numbers and strings.
@@ -42,7 +42,7 @@ def processes_of(model: PoplarExecutor) -> int:
 
 
 def state_of(model: PoplarExecutor) -> dict[str, Any]:
-    """Return the state of a wrapper for resuming to the bit.
+    """Return the state of a training wrapper, from which training resumes bit for bit.
 
     Args:
         model: the wrapper.
@@ -60,7 +60,7 @@ def state_of(model: PoplarExecutor) -> dict[str, Any]:
 
 
 def named_weights(model: PoplarExecutor, tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return a state's weights under the module's names, for ``load_state_dict``.
+    """Return a saved state's weights under the module's names, for ``load_state_dict``.
 
     Args:
         model: the wrapper.
@@ -70,7 +70,7 @@ def named_weights(model: PoplarExecutor, tensors: Mapping[str, Any]) -> dict[str
 
 
 def put_back(model: PoplarExecutor, state: Mapping[str, Any], optimizer: Any = None) -> None:
-    """Continue from a state; before the first call of the wrapper, at that call.
+    """Restore a training wrapper's state; before its first call, it is restored at that call.
 
     Args:
         model: a wrapper made as the one whose state it is.

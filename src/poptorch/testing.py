@@ -1,4 +1,4 @@
-"""Comparing results in tests."""
+"""Comparison of models' results in tests."""
 
 from typing import Any
 

@@ -5,7 +5,10 @@ import importlib.util
 
 
 def registerGeometricCustomArgParsers() -> None:
-    """Register the parsers of PyTorch Geometric's batches, if ``poptorch_geometric`` exists."""
+    """Register the parsers of PyTorch Geometric's batches, if ``poptorch_geometric`` exists.
+
+    Importing poptorch does so.
+    """
     if importlib.util.find_spec("poptorch_geometric") is None:
         return
     companion = importlib.import_module("poptorch_geometric")

@@ -185,6 +185,9 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return an optimizer's host state: class, groups and further attributes.
 
     Its device state, moments and counts, is in the state of the wrapper.
+
+    Args:
+        optimizer: of torch or of ``poptorch.optim``.
     """
     torchs = torch.optim.Optimizer.state_dict(optimizer)
     return {"class": type(optimizer).__name__, **torchs, "values": _values(optimizer)}

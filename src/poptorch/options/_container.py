@@ -1,4 +1,4 @@
-"""The base of all options objects: a dictionary with checked attributes.
+"""The base classes of options: containers of named values with checked attributes.
 
 A container has a fixed set of public values and a few private attributes. Types, legal values and
 defaults come from `poptorch.options._table`; the containers know nothing about what options mean.
@@ -19,14 +19,14 @@ _logged: set[str] = set()
 
 
 def say_once(old: str, instead: str) -> None:
-    """Log the first use of a name from a release before 3.4, and what it does now."""
+    """Log the first use of a name from a release before 3.4, with its replacement."""
     if old not in _logged:
         _logged.add(old)
         _logger.warning("%s is of an earlier release of PopTorch: %s.", old, instead)
 
 
 class Freezable:
-    """An object that can be frozen, with writable deep copies."""
+    """The base class of options objects that can be frozen; deep copies are writable."""
 
     _is_frozen = False
 
@@ -37,7 +37,7 @@ class Freezable:
         self._is_frozen = False
 
     def checkIsFrozen(self, option: str | None = None) -> None:
-        """Raise AttributeError if this object is frozen.
+        """Raise AttributeError if this options object is frozen.
 
         Args:
             option: Name about to be set; the frozen mark itself may always change.
@@ -58,7 +58,7 @@ class Freezable:
 
 
 class OptionsDict(Freezable):
-    """Named values, readable as attributes, with type checks on every assignment.
+    """A container of named options, readable as attributes, with type checks on assignment.
 
     Args:
         **default_values: The values that exist from the start; a leading underscore makes a
@@ -74,7 +74,7 @@ class OptionsDict(Freezable):
             store[name] = value
 
     def set(self, **kwargs: Any) -> None:
-        """Change values that exist.
+        """Change the values of existing options.
 
         Args:
             **kwargs: New values by name.
@@ -86,7 +86,7 @@ class OptionsDict(Freezable):
         self._store_all(kwargs)
 
     def createOrSet(self, **kwargs: Any) -> None:
-        """Change values, creating those that do not exist.
+        """Change the values of options, creating options that do not exist.
 
         Args:
             **kwargs: Values by name.
@@ -106,16 +106,16 @@ class OptionsDict(Freezable):
         return self
 
     def exists(self, option: str) -> bool:
-        """Tell whether a value of this name exists."""
+        """Return whether an option of this name exists."""
         return option in self._values
 
     def deleteIfExists(self, option: str) -> None:
-        """Remove a value by its name; nothing happens if there is none."""
+        """Remove an option by its name, if it exists."""
         self.checkIsFrozen(option)
         self._values.pop(option, None)
 
     def update(self, other: dict[str, Any]) -> dict[str, Any]:
-        """Add all values to a dictionary and return it.
+        """Add all options and their values to a dictionary and return it.
 
         Args:
             other: The dictionary; enumeration members are added as integers.
@@ -129,11 +129,11 @@ class OptionsDict(Freezable):
         return other
 
     def toDict(self) -> dict[str, Any]:
-        """Return the values as a flat dictionary, enumeration members as integers."""
+        """Return the options as a flat dictionary, enumeration members as integers."""
         return self.update({})
 
     def __call__(self, option: str) -> Any:
-        """Return a value by its name, as reading the attribute does."""
+        """Return the value of an option by its name."""
         return getattr(self, option)
 
     def __getitem__(self, option: str) -> Any:
@@ -152,7 +152,7 @@ class OptionsDict(Freezable):
         raise AttributeError(self._no_such_attribute(option))
 
     def _no_such_attribute(self, option: str) -> str:
-        """Return an error message that suggests a similar name or lists the values."""
+        """Return an error message for an unknown option that suggests a similar name."""
         message = f"Invalid attribute {option} of {type(self).__name__}"
         names = _names_by_spelling(self)
         for namespace, values in self.__dict__.get("_namespaces", {}).items():
@@ -238,13 +238,13 @@ def _type_words(expected: Any) -> str:
 
 
 def _names_by_spelling(options: Any) -> dict[str, str]:
-    """Public names; of a value and a method that are spelt alike the method, which one calls."""
+    """Return public option names by normalized spelling, preferring methods to values."""
     names = [*vars(options).get("_values", {}), *dir(type(options))]
     return {_folded(name): name for name in names if not name.startswith("_")}
 
 
 def _folded(name: str) -> str:
-    """Normalize a name: lower case without underscores."""
+    """Normalize an option's name: lower case without underscores."""
     return name.replace("_", "").lower()
 
 

@@ -1,4 +1,4 @@
-"""Settings of the original's backend that have an effect here: where and what reports are.
+"""Report settings among the original's engine options: which reports to write, and where.
 
 They come from ``options.enableProfiling``, from ``options._Popart.setEngineOptions`` and from the
 environment variable POPLAR_ENGINE_OPTIONS, whose values win.
@@ -20,10 +20,10 @@ _PARTS = ("GraphProfile", "ExecutionProfile", "LoweredVars", "DebugInfo", "Seria
 
 @dataclass(frozen=True)
 class Report:
-    """Report settings of a model.
+    """The report settings of a model.
 
     Attributes:
-        folder: of this model; made on demand.
+        folder: folder of this model's report; created on demand.
         timed: also time the operators once the run has ended well.
     """
 
@@ -32,7 +32,7 @@ class Report:
 
 
 def engine_options(options: Options) -> dict[str, str]:
-    """Return all settings by name; the environment's win.
+    """Return all engine options by name; the environment's override the program's.
 
     Raises:
         poptorch.Error: POPLAR_ENGINE_OPTIONS is not a JSON object.
@@ -58,7 +58,7 @@ def _unreadable(text: str, why: str) -> str:
 
 
 def report_wanted(options: Options, training: bool) -> Report | None:
-    """Return what is to be written about a model, or None.
+    """Return the settings of a model's report, or None if no report is requested.
 
     Raises:
         poptorch.Error: POPLAR_ENGINE_OPTIONS cannot be read.

@@ -1,4 +1,4 @@
-"""Every option of the PopTorch interface, one row each.
+"""The table of all PopTorch options: types, defaults, legal values and effects.
 
 Defaults, type checks, the lists of what cannot be honoured and of what has no effect, and
 `docs/compatibility.md` are all read from this table; nothing repeats it. A row describes a stored
@@ -21,7 +21,7 @@ from poptorch.enums import (
 
 
 class Status(enum.Enum):
-    """Effect of setting an option to another value than its default."""
+    """The effect of setting an option to a value other than its default."""
 
     HONOURED = "honoured"
     NO_EFFECT = "no effect"
@@ -29,7 +29,7 @@ class Status(enum.Enum):
 
 
 class _Absent:
-    """The default of an option that does not exist until it is set."""
+    """The default value of an option that does not exist until it is set."""
 
     def __repr__(self) -> str:
         return "not set"
@@ -40,7 +40,7 @@ ABSENT = _Absent()
 
 @dataclass(frozen=True)
 class AtLeast:
-    """The legal values of a count: integers from `lowest` up."""
+    """The legal values of a count option: integers not less than `lowest`."""
 
     lowest: int
 
@@ -53,14 +53,14 @@ class AtLeast:
 
 @dataclass(frozen=True)
 class Row:
-    """An option of PopTorch 3.4.
+    """A row of the table of options: one option of PopTorch 3.4.
 
     Args:
         name: Key of the stored value; the setter's name when nothing is stored. A leading
             underscore means a private attribute of the options object.
-        namespace: Where the setter lives; "Options" is the root.
-        setter: Method that sets it.
-        type: Type of the stored value, or words when the setter does the judging.
+        namespace: Namespace of the setter; "Options" is the root.
+        setter: Name of the method that sets the option.
+        type: Type of the stored value, or words when the setter checks it.
         default: Value of a fresh options object, a function that makes one, or ABSENT.
         legal: Values the container accepts; None when any value of the type is legal.
         when: "compile" when a change needs a new program, "run" when it does not.
@@ -83,7 +83,7 @@ class Row:
     neutral: tuple = ()
 
     def call(self, value: Any) -> str:
-        """Return the call of a program that leads to this value; of `_Popart.set` with the key."""
+        """Format the setter call that sets an option to a value, for messages."""
         if self.setter == "set":
             return f"{self.namespace}.set({self.name!r}, {value!r})"
         if self.name == "convolutionOptions" and "partialsType" in value:
@@ -92,11 +92,11 @@ class Row:
 
     @property
     def store(self) -> str:
-        """The namespace whose dictionary holds the value."""
+        """The name of the namespace that stores the option's value."""
         return self.home or self.namespace
 
     def fresh(self) -> Any:
-        """Return a new default value, as it is stored."""
+        """Return a new default value of an option, as it is stored."""
         if callable(self.default):
             return self.default()
         if self.type is int and isinstance(self.default, enum.IntEnum):
@@ -104,7 +104,7 @@ class Row:
         return self.default
 
     def differs(self, value: Any) -> bool:
-        """Tell whether `value` asks for anything other than the default."""
+        """Return whether `value` asks for anything other than the option's default."""
         if value is ABSENT or value in self.neutral:
             return False
         return self.default is ABSENT or value != self.fresh()
@@ -379,22 +379,22 @@ _BY_KEY = {(row.store, row.name): row for row in TABLE}
 
 
 def find(store: str, name: str) -> Row | None:
-    """Return the row of a stored value, or None when the table has none."""
+    """Return the table row of an option by namespace and name, or None."""
     return _BY_KEY.get((store, name))
 
 
 def rows(store: str) -> list[Row]:
-    """Return the rows whose values `store` holds, in table order."""
+    """Return the table rows of the options that a namespace stores, in table order."""
     return [row for row in TABLE if row.store == store]
 
 
 def defaults(store: str) -> dict[str, Any]:
-    """Return fresh default values of everything that exists in `store` from the start."""
+    """Return new default values of the options that a namespace has from the start."""
     return {row.name: row.fresh() for row in rows(store) if row.default is not ABSENT}
 
 
 def value_of(options: Any, row: Row) -> Any:
-    """Return the present value of an option, ABSENT where it has none."""
+    """Return the current value of an option, or ABSENT if it is not set."""
     if row.store == "Options":
         values = {**vars(options), **options._values}
     elif row.store == "engineOptions":
@@ -413,15 +413,15 @@ def _changed(options: Any, status: Status) -> list[tuple[Row, Any]]:
 
 
 def unsupported(options: Any) -> list[tuple[Row, Any]]:
-    """Return the options that were set and cannot be honoured, with their values."""
+    """Return the options set to values that are not supported, with their values."""
     return _changed(options, Status.REJECTED)
 
 
 def without_effect(options: Any) -> list[tuple[Row, Any]]:
-    """Return the options that were set and change nothing here, with their values."""
+    """Return the options that were set but have no effect here, with their values."""
     return _changed(options, Status.NO_EFFECT)
 
 
 def given(options: Any) -> list[tuple[Row, Any]]:
-    """Return the options that ask for anything other than their default, with their values."""
+    """Return the options that were set to values other than their default, with their values."""
     return [each for status in Status for each in _changed(options, status)]

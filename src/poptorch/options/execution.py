@@ -1,4 +1,4 @@
-"""Execution strategies: how named blocks of a model become stages and phases.
+"""Execution strategies: placement of a model's named blocks in stages and phases.
 
 Numbers never depend on the strategy. What programs can see is here: the constructors with their
 checks, and the placement of each block. Which models run as a pipeline,
@@ -15,7 +15,7 @@ from poptorch.enums import AutoStage, Liveness
 
 @dataclass(frozen=True)
 class Placement:
-    """Placement of a block by a strategy."""
+    """The stage, phase and device on which a strategy places a block."""
 
     block: str
     stage: int
@@ -25,7 +25,7 @@ class Placement:
 
 @dataclass(init=False, repr=False)
 class Stage:
-    """Blocks that run one after the other on one device.
+    """A pipeline stage: blocks that run one after the other on one device.
 
     Args:
         *block_ids: Names of the blocks.
@@ -42,11 +42,11 @@ class Stage:
 
     @property
     def blocks(self) -> list[str]:
-        """Names of the blocks that run in this stage or phase."""
+        """The names of the blocks that run in this stage."""
         return self._blocks
 
     def ipu(self, ipu: int) -> Self:
-        """Choose the number of the device, above any choice made at a block."""
+        """Set the device number of a stage, overriding the device numbers of its blocks."""
         require(isinstance(ipu, int), f"ipu takes the number of a device, not {ipu!r}")
         self._ipu_id = ipu
         return self
@@ -58,7 +58,7 @@ class Stage:
 
 @dataclass(init=False, repr=False)
 class Phase:
-    """Stages that may run at the same time.
+    """An execution phase: stages that may run at the same time.
 
     Args:
         *arg: Stages, or names of blocks which together make one stage.
@@ -77,11 +77,11 @@ class Phase:
         self.stages = [Stage(*names)] if names else stages
 
     def stage(self, idx: int) -> Stage:
-        """Return a stage by its position, from 0."""
+        """Return a stage of this phase by its index, from 0."""
         return _at(self.stages, idx, "stage")
 
     def ipus(self, *ipus: int) -> Self:
-        """Choose the device of every stage, one number each."""
+        """Set the device numbers of all stages of this phase, one for each."""
         require(
             len(ipus) == len(self.stages),
             f"ipus needs one number for each of the {len(self.stages)} stages, not {ipus!r}",
@@ -95,28 +95,28 @@ class Phase:
 
 
 class _IExecutionStrategy:
-    """Base class of strategies: finds stages and places blocks."""
+    """The base class of execution strategies, which place blocks in stages on devices."""
 
     def stage(self, block_id: str) -> Stage:
-        """Return the stage of a block."""
+        """Return the stage that contains a block, by the block's name."""
         return self._find("block", block_id)[2]
 
     def place(self, block_id: str, ipu_id: int | None = None) -> Placement:
-        """Tell where a block goes; `ipu_id` is the device given at the block."""
+        """Return a block's stage, phase and device; `ipu_id` is the device set at the block."""
         phase, number, stage = self._find("Block", block_id)
         requested = ipu_id if stage._ipu_id is None else stage._ipu_id
         ipu = self._default_ipu(phase, number) if requested is None else requested
         return Placement(block_id, number, phase, ipu)
 
     def backendOptions(self) -> dict[str, int | bool]:
-        """Return the values that `Options.toDict` adds for this strategy."""
+        """Return the entries of this execution strategy in `Options.toDict`."""
         raise NotImplementedError
 
     def _restart(self) -> None:
-        """Forget what an earlier compilation placed."""
+        """Clear the block placements of an earlier compilation."""
 
     def _listed(self) -> Iterator[tuple[int, int, Stage]]:
-        """Yield phase number, stage number and stage."""
+        """Yield the phase number, stage number and stage of each listed stage."""
         raise NotImplementedError
 
     def _default_ipu(self, phase: int, stage: int) -> int:
@@ -142,7 +142,7 @@ class _IExecutionStrategy:
 
 @dataclass(init=False, repr=False)
 class PipelinedExecution(_IExecutionStrategy):
-    """Stages that work on successive micro-batches at the same time.
+    """The execution strategy of pipelining: stages work on successive micro-batches in parallel.
 
     Args:
         *args: One entry per stage (a name of a block, a Stage, or a sequence of names), or a
@@ -163,7 +163,7 @@ class PipelinedExecution(_IExecutionStrategy):
         self._refuse_repeats()
 
     def place(self, block_id: str, ipu_id: int | None = None) -> Placement:
-        """Tell where a block goes, opening a stage for it if none are listed."""
+        """Return a block's stage and device, opening a stage for it if no stages are listed."""
         if self._auto is None:
             return super().place(block_id, ipu_id)
         if self._auto == AutoStage.SameAsIpu:
@@ -177,7 +177,7 @@ class PipelinedExecution(_IExecutionStrategy):
         return Placement(block_id, number, 0, number if ipu_id is None else ipu_id)
 
     def backendOptions(self) -> dict[str, int | bool]:
-        """Return the values that `Options.toDict` adds for this strategy."""
+        """Return the entries of pipelined execution in `Options.toDict`."""
         return {"execution_mode": 0}
 
     def _restart(self) -> None:
@@ -195,16 +195,16 @@ class PipelinedExecution(_IExecutionStrategy):
 
 
 class ShardedExecution(PipelinedExecution):
-    """Stages that run one after the other, without the pipeline's overlap."""
+    """The execution strategy of sharding: stages run in sequence, without pipelining."""
 
     def backendOptions(self) -> dict[str, int | bool]:
-        """Return the values that `Options.toDict` adds for this strategy."""
+        """Return the entries of sharded execution in `Options.toDict`."""
         return {"execution_mode": 1}
 
 
 @dataclass(init=False, repr=False)
 class _IPhasedExecution(_IExecutionStrategy):
-    """Phases that run one after the other.
+    """The base class of phased execution strategies, whose phases run one after the other.
 
     Args:
         *phases: For each phase a Phase, a list of Stages, a list of block names (a stage each),
@@ -233,16 +233,16 @@ class _IPhasedExecution(_IExecutionStrategy):
         self._refuse_repeats()
 
     def phase(self, phase: int) -> Phase:
-        """Return a phase by its position, from 0."""
+        """Return an execution phase by its index, from 0."""
         return _at(self._phases, phase, "phase")
 
     def useSeparateBackwardPhase(self, use: bool = True) -> Self:
-        """Give the backward pass phases of its own."""
+        """Choose whether the backward pass has phases of its own."""
         self._separate_backward_phase = use
         return self
 
     def backendOptions(self) -> dict[str, int | bool]:
-        """Return the values that `Options.toDict` adds for this strategy."""
+        """Return the entries of phased execution in `Options.toDict`."""
         return {
             "execution_mode": 2,
             "separate_backward_phase": self._separate_backward_phase,
@@ -264,17 +264,17 @@ class _IPhasedExecution(_IExecutionStrategy):
 
 
 class SerialPhasedExecution(_IPhasedExecution):
-    """Phases that all run on the same devices."""
+    """The execution strategy whose phases all run on the same devices."""
 
     def setTensorsLiveness(self, liveness: Liveness) -> Self:
-        """Choose how long tensors stay in device memory; no effect here."""
+        """Set how long tensors stay in device memory; no effect here."""
         require(isinstance(liveness, Liveness), f"Liveness needed, not {liveness!r}")
         self._liveness = liveness
         return self
 
 
 class ParallelPhasedExecution(_IPhasedExecution):
-    """Phases that alternate between even and odd devices."""
+    """The execution strategy whose phases alternate between even and odd devices."""
 
     def sendTensorsOffChipAfterFwd(self, off_chip: bool = True) -> Self:
         """Move activations off the chip after the forward pass; no effect here."""
@@ -283,7 +283,7 @@ class ParallelPhasedExecution(_IPhasedExecution):
         return self
 
     def place(self, block_id: str, ipu_id: int | None = None) -> Placement:
-        """Tell where a block goes.
+        """Return a block's stage, phase and device; phase and device must both be even or odd.
 
         Raises:
             poptorch.Error: An even phase is on an odd device, or an odd one on an even device.

@@ -1,4 +1,4 @@
-"""Options written down outside the program: a file of setter calls, or a JSON object.
+"""Options from outside the program: a file of setter calls, or a JSON object.
 
 Both end in calls of public setters, so every check of those applies.
 """
@@ -13,11 +13,11 @@ from poptorch._error import require
 
 
 class ConfigFileError(Exception):
-    """A file given to `Options.loadFromFile` is not valid."""
+    """The error for an invalid file given to `Options.loadFromFile`."""
 
 
 def load_file(options: Any, filepath: str) -> None:
-    """Execute a file of setter calls on `options`.
+    """Execute a file of options setter calls on `options`.
 
     Each line that is neither empty nor a comment continues the word `options.`: a call, a call on
     a namespace, or an assignment. The lines run as Python, so only trusted files may be loaded.
@@ -45,7 +45,7 @@ def load_file(options: Any, filepath: str) -> None:
 
 
 def apply_json(options: Any, text: str) -> None:
-    """Call setters of `options` as a JSON object says.
+    """Set options from a JSON object of setter names and arguments.
 
     Keys are names of setters, with dots for namespaces ("Training.gradientAccumulation"). A list
     is spread over the setter's arguments; a string such as "OutputMode.All" becomes that member.

@@ -1,4 +1,4 @@
-"""`Options`: the root of all settings of a wrapped model.
+"""The class `Options`, the root of all settings of a wrapped model.
 
 Setters check, store and return the object, so that they chain. What a stored value leads to is
 not decided here: see `poptorch.options._table`.
@@ -58,42 +58,42 @@ class Options(OptionsDict):
 
     @property
     def TensorLocations(self) -> _TensorLocationOptions:
-        """Locations of tensors; checked and stored, without effect."""
+        """The options of tensor locations in memory; checked and stored, without effect."""
         return self._namespaces["TensorLocations"]
 
     @property
     def Distributed(self) -> _DistributedOptions:
-        """Rank of this process and number of processes."""
+        """The options of distributed training: process number and number of processes."""
         return self._namespaces["Distributed"]
 
     @property
     def Jit(self) -> _JitOptions:
-        """A deprecated option."""
+        """The namespace of the deprecated option `traceModel`."""
         return self._namespaces["Jit"]
 
     @property
     def Precision(self) -> _PrecisionOptions:
-        """Options of rounding and summation."""
+        """The options of numeric precision: rounding, partial sums, exceptions."""
         return self._namespaces["Precision"]
 
     @property
     def Training(self) -> _TrainingOptions:
-        """Gradient accumulation and reduction."""
+        """The options of training: gradient accumulation and reduction."""
         return self._namespaces["Training"]
 
     def deviceIterations(self, device_iterations: int) -> Self:
-        """Set how many steps one call runs: weight updates of training, batches of inference."""
+        """Set the steps per call: weight updates in training, micro-batches in inference."""
         return self._with(device_iterations=device_iterations)
 
     def replicationFactor(self, replication_factor: int) -> Self:
-        """Set how many data-parallel copies of the model this process runs.
+        """Set the number of data-parallel replicas of the model in this process.
 
         Differs from the original: the copies are computed on one device.
         """
         return self._with(replication_factor=replication_factor)
 
     def inputReplicaGrouping(self, input_group_size: int, input_group_type: CommGroupType) -> Self:
-        """Let groups of replicas receive the same inputs; call after `replicationFactor`.
+        """Set groups of replicas that receive the same inputs; call after `replicationFactor`.
 
         Args:
             input_group_size: Replicas per group.
@@ -117,7 +117,7 @@ class Options(OptionsDict):
         return self._with(**values)
 
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Self:
-        """Choose whether replicas may change their buffers.
+        """Set whether all replicas share the module's buffers, or each has its own.
 
         Args:
             broadcast_buffers: True makes a forward that writes to a buffer in several replicas an
@@ -127,7 +127,7 @@ class Options(OptionsDict):
         return self._with(broadcast_buffers=broadcast_buffers)
 
     def outputMode(self, output_mode: OutputMode, output_return_period: int | None = None) -> Self:
-        """Choose which results of a call come back.
+        """Set which micro-batches' results a call of the wrapped model returns.
 
         Args:
             output_mode: The choice; Default is Final for training and All for inference.
@@ -147,7 +147,7 @@ class Options(OptionsDict):
         )
 
     def defaultOutputMode(self) -> bool:
-        """Tell whether the output mode is still open."""
+        """Return whether the output mode has not been set yet."""
         return self.output_mode == OutputMode.Default
 
     def anchorTensor(
@@ -157,7 +157,7 @@ class Options(OptionsDict):
         output_mode: OutputMode | None = None,
         output_return_period: int | None = 1,
     ) -> None:
-        """Keep an intermediate tensor of every call, for `getAnchoredTensor`.
+        """Return an intermediate tensor of the program from every call, by `getAnchoredTensor`.
 
         Args:
             short_name: Name to fetch it by.
@@ -182,7 +182,7 @@ class Options(OptionsDict):
         self.anchored_tensors[short_name] = [long_name, output_mode is None, int(mode), period]
 
     def setExecutionStrategy(self, strategy: _IExecutionStrategy) -> Self:
-        """Choose how blocks map to stages and phases; the numbers do not depend on it.
+        """Set how blocks map to pipeline stages and phases; results do not depend on it.
 
         Differs from the original: stages of a pipeline share the cores or the GPU of this process;
         other strategies place and check, and run as one program.
@@ -201,7 +201,7 @@ class Options(OptionsDict):
         return self
 
     def randomSeed(self, random_seed: int) -> Self:
-        """Set the seed of the program, and seed torch on the host at once.
+        """Set the random seed of the program, and immediately that of torch on the host.
 
         Args:
             random_seed: The seed, of 64 bits with or without a sign.
@@ -218,7 +218,7 @@ class Options(OptionsDict):
         return self
 
     def logDir(self, log_dir: str) -> Self:
-        """Choose the directory of log files."""
+        """Set the directory of log files."""
         return self._with(log_dir=log_dir)
 
     def maxRepeatLogs(self, max_lines: int | None) -> Self:
@@ -229,7 +229,7 @@ class Options(OptionsDict):
         return self._with(max_repeat_logs=_UNLIMITED if max_lines is None else max_lines)
 
     def modelName(self, name: str) -> Self:
-        """Name the model in reports.
+        """Set the model's name in reports.
 
         Args:
             name: Its name; the default is "training" or "inference". Reports go to a folder of that
@@ -241,17 +241,17 @@ class Options(OptionsDict):
         return self
 
     def disableModuleNamescope(self) -> Self:
-        """Leave module names out of the names of tensors; the numbers do not change."""
+        """Leave module names out of the program's tensor names; results do not change."""
         self._module_namescope_enabled = False
         return self
 
     def relaxOptimizerAttributesChecks(self, relax: bool = True) -> Self:
-        """Turn warnings about unexpected optimizer attributes into debug messages."""
+        """Log unexpected optimizer attributes at debug level instead of warning of them."""
         self._relax_optimizer_checks = relax
         return self
 
     def hostTrainingWarning(self, warn: bool = True) -> Self:
-        """Choose whether training steps of the wrapped model on the host are announced.
+        """Set whether to warn of training steps that the wrapped model's module runs on the host.
 
         An addition of this project.
         """
@@ -259,7 +259,7 @@ class Options(OptionsDict):
         return self
 
     def startMode(self, mode: str) -> Self:
-        """Choose what the first calls do while nothing is compiled or cached.
+        """Set how the first calls run before compiled code is available: interpreted or waiting.
 
         An addition of this project. ``compile()`` and ``compileAndExport()`` wait for the compiler
         unless the mode is ``interpret``. The environment variable ABELE_START wins.
@@ -277,12 +277,12 @@ class Options(OptionsDict):
         return self
 
     def showCompilationProgressBar(self, show: bool = True) -> Self:
-        """Choose whether compiling shows a progress bar."""
+        """Set whether a progress bar is shown during compilation."""
         self._show_compilation_progress_bar = show
         return self
 
     def sourceLocationExcludes(self, excludes: list[str]) -> Self:
-        """Choose which files are never named as the user's source line.
+        """Set the paths of files that are never shown as the user's source line.
 
         Args:
             excludes: Fragments of their paths, replacing the present ones.
@@ -298,12 +298,12 @@ class Options(OptionsDict):
         return self
 
     def appendToLocationExcludes(self, *excludes: str) -> Self:
-        """Add path fragments of files that are never named as the user's source line."""
+        """Add paths of files that are never shown as the user's source line."""
         self._source_location_excludes = [*self._source_location_excludes, *excludes]
         return self
 
     def loadFromFile(self, filepath: str) -> Self:
-        """Execute a file of setter calls, one per line, as Python; load only files you trust.
+        """Load options from a file of setter calls, run as Python; load only files you trust.
 
         Args:
             filepath: Path of the file.
@@ -315,7 +315,7 @@ class Options(OptionsDict):
         return self
 
     def from_json(self, string: str) -> Self:
-        """Call the setters that a JSON object names.
+        """Set options from a JSON object of setter names and arguments.
 
         Args:
             string: For example ``{"Training.gradientAccumulation": 4}``. A list is spread over the
@@ -325,7 +325,7 @@ class Options(OptionsDict):
         return self
 
     def toDict(self) -> dict[str, Any]:
-        """Return all values in one flat dictionary, without those of ``_Popart``.
+        """Return all options as one flat dictionary, without the settings of ``_Popart``.
 
         Raises:
             AssertionError: No output mode was chosen yet.
@@ -342,7 +342,7 @@ class Options(OptionsDict):
         return merged
 
     def clone(self) -> Self:
-        """Return an independent copy that is not frozen."""
+        """Return an independent, unfrozen copy of the options."""
         return copy.deepcopy(self)
 
     def _apply_environment(self) -> None:
@@ -361,29 +361,29 @@ class Options(OptionsDict):
         return self.outputMode(anchor_mode, anchor_return_period)
 
     def defaultAnchorMode(self) -> bool:
-        """Tell whether the output mode is still open (``defaultOutputMode`` until 2.4)."""
+        """Return whether no output mode has been set (``defaultOutputMode`` until 2.4)."""
         return self.defaultOutputMode()
 
     @property
     def Popart(self) -> Any:
-        """The namespace ``_Popart``, as it was called in 2.0."""
+        """The compiler settings ``_Popart``, by their name in release 2.0."""
         say_once("Options.Popart", "_Popart is meant")
         return self._Popart
 
     @property
     def _popart(self) -> Any:
-        """The namespace ``_Popart``, as the original stores it and published programs reach it."""
+        """The compiler settings ``_Popart``, by the original's attribute in published programs."""
         return self._Popart
 
     @property
     def _Popart(self) -> _PopartOptions:
-        """Settings addressed to the original's compiler by name."""
+        """The settings for the original's PopART compiler, by name."""
         return self._namespaces["_Popart"]
 
     def setAvailableMemoryProportion(self, available_memory_proportion: dict[str, float]) -> Self:
-        """Advise on scratch memory.
+        """Set the share of scratch memory that operators may use on each IPU.
 
-        Differs from the original: no effect; what an operator needs is allocated.
+        Differs from the original: no effect; scratch memory is allocated as operators need it.
 
         Args:
             available_memory_proportion: Fractions from 0 to 1 by "IPU0", "IPU1", ...
@@ -404,7 +404,7 @@ class Options(OptionsDict):
         return self._with(available_memory_proportion=dict(available_memory_proportion))
 
     def useIpuModel(self, use_model: bool) -> Self:
-        """Choose the original's simulator, whose device counts need no power of two.
+        """Select the original's IPU simulator, whose device counts need no power of two.
 
         Takes precedence over POPTORCH_IPU_MODEL and POPTORCH_SMALL_IPU_MODEL.
 
@@ -413,14 +413,14 @@ class Options(OptionsDict):
         return self._create(use_model=use_model)
 
     def useIpuId(self, ipu_id: int) -> Self:
-        """Pick a device of the original by number.
+        """Select an IPU by its number.
 
         Differs from the original: no effect; there is no IPU to pick.
         """
         return self._create(ipu_id=ipu_id)
 
     def useOfflineIpuTarget(self, ipu_version: int = 2) -> Self:
-        """Compile without running: sets the connection type to Never.
+        """Compile for export without running: set the connection type to Never.
 
         Differs from the original: compiles for the present target, not for absent hardware; the
         version is stored only.
@@ -428,7 +428,7 @@ class Options(OptionsDict):
         return self._create(ipu_version=ipu_version).connectionType(ConnectionType.Never)
 
     def connectionType(self, connection_type: ConnectionType) -> Self:
-        """Choose when a wrapper takes a device.
+        """Set when a wrapper acquires its device.
 
         Differs from the original: there is always a device to take, so that OnDemand only delays
         sending the weights.
@@ -443,7 +443,7 @@ class Options(OptionsDict):
         return self._with(connection_type=connection_type)
 
     def syncPattern(self, sync_pattern: SyncPattern) -> Self:
-        """Choose how devices wait for each other.
+        """Set how several IPUs synchronize with each other.
 
         Differs from the original: no effect; there is one device.
         """
@@ -451,7 +451,7 @@ class Options(OptionsDict):
         return self._with(sync_pattern=sync_pattern)
 
     def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Self:
-        """Allow models whose blocks and replicas need no power of two of devices.
+        """Allow device counts that are not powers of two, by rounding up.
 
         Args:
             auto_round_num_ipus: Whether to round up, with a warning; otherwise such a model is an
@@ -460,7 +460,7 @@ class Options(OptionsDict):
         return self._with(auto_round_num_ipus=auto_round_num_ipus)
 
     def enableExecutableCaching(self, path: str | None) -> Self:
-        """Keep compiled executables in a directory, made on demand; None turns caching off."""
+        """Cache compiled executables in a directory, created on demand; None disables the cache."""
         require(
             path is None or isinstance(path, str | os.PathLike),
             f"enableExecutableCaching takes a path or None, not {path!r}",
@@ -497,7 +497,7 @@ class Options(OptionsDict):
         return self
 
     def logCycleCount(self, log_cycle_count: bool) -> Self:
-        """Let `cycleCount()` tell how long a call took.
+        """Enable `cycleCount()`, which returns the duration of a call.
 
         Differs from the original: a cycle is a nanosecond.
         """
@@ -505,15 +505,15 @@ class Options(OptionsDict):
         return self
 
     def enableStableNorm(self, enabled: bool) -> Self:
-        """Ask for normalisations that compute the variance stably.
+        """Request normalisation layers with a numerically stable variance.
 
-        Differs from the original: no effect; they always do.
+        Differs from the original: no effect; the variance is always stable.
         """
         self._Popart.set("enableStableNorm", enabled)
         return self
 
     def enableSyntheticData(self, enabled: bool) -> Self:
-        """Use random normal data made on the device in place of the inputs.
+        """Replace the model's inputs by random normal data created on the device.
 
         Args:
             enabled: Anything true turns it on; integer inputs become zeros. For zeros everywhere
@@ -523,7 +523,7 @@ class Options(OptionsDict):
         return self
 
     def updatableNamedBuffers(self, buffers: list[str]) -> Self:
-        """Name the buffers that `copyNamedBuffersToDevice` sends.
+        """Set the names of the buffers that `copyNamedBuffersToDevice` copies to the device.
 
         A name that the model lacks is an error when they are sent.
         """
@@ -544,12 +544,12 @@ def _require_period(setter: str, period: Any) -> None:
 
 
 def simulator_chosen() -> bool:
-    """Tell whether the environment asks for the original's simulator."""
+    """Return whether an environment variable selects the original's IPU simulator."""
     return any(os.environ.get(name, "0") not in ("", "0") for name in SIMULATORS)
 
 
 def require_member(setter: str, value: Any, enumeration: type) -> None:
-    """Raise AssertionError unless `value` belongs to an enumeration."""
+    """Raise AssertionError unless an argument is a member of an enumeration."""
     require(
         isinstance(value, enumeration),
         f"{setter} takes a poptorch.{enumeration.__name__}, not {value!r}",

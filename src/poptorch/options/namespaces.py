@@ -1,4 +1,4 @@
-"""The namespaces of `Options`: training, precision, processes, tensor locations, compiler settings.
+"""The namespaces of `Options`: training, precision, processes, tensor locations, and compiler.
 
 Settings addressed to the original's compiler by name are stored without judgement, as in the
 original, and looked at when a model is compiled: `check_keys` finds misspelt ones, the option table
@@ -25,13 +25,13 @@ _TORCHS = ("WORLD_SIZE", "RANK")
 
 
 class _PopartOptions(Freezable):
-    """Settings by name; `options` is the dictionary of those that were set."""
+    """The settings of the original's PopART compiler, by name; `options` stores those set."""
 
     def __init__(self) -> None:
         self.options: dict[str, Any] = _table.defaults("_Popart")
 
     def set(self, key: str, value: Any) -> Self:
-        """Store a setting; its name and type are checked when a model is compiled.
+        """Set a compiler setting by name; name and type are checked when a model is compiled.
 
         Args:
             key: Name of the setting.
@@ -42,7 +42,7 @@ class _PopartOptions(Freezable):
         return self
 
     def setEngineOptions(self, engine_options: dict[str, str]) -> Self:
-        """Store settings of the original's backend, replacing earlier ones.
+        """Set the engine options of the original's Poplar backend, replacing earlier ones.
 
         Differs from the original: ``autoReport.*`` choose the report of ``enableProfiling``; the
         others have no effect.
@@ -53,7 +53,7 @@ class _PopartOptions(Freezable):
         return self.set("engineOptions", engine_options)
 
     def setPatterns(self, patterns: dict[str, bool], level: int = 2) -> Self:
-        """Choose the graph rewrites of the original's compiler.
+        """Enable or disable graph rewrites of the original's PopART compiler.
 
         Differs from the original: no effect; that compiler is not here.
 
@@ -70,7 +70,7 @@ class _PopartOptions(Freezable):
         return self.set("patterns_level", level)
 
     def check_keys(self) -> None:
-        """Raise poptorch.Error if a setting has an unknown name or a value of the wrong type."""
+        """Raise poptorch.Error for a compiler setting with an unknown name or wrong type."""
         for key, value in self.options.items():
             row = _table.find("_Popart", key)
             if row is not None and _kind(value) == _row_kind(row):
@@ -105,10 +105,10 @@ def _text(value: Any) -> str:
 
 
 class _TrainingOptions(OptionsDict):
-    """Gradient accumulation and reduction.
+    """The options of training: gradient accumulation and reduction.
 
     Args:
-        popart_options: Where the settings meant for the compiler are stored.
+        popart_options: Compiler settings, which store some of these options.
     """
 
     _store = "Training"
@@ -117,11 +117,11 @@ class _TrainingOptions(OptionsDict):
         super().__init__(_popart=popart_options, **_table.defaults(self._store))
 
     def gradientAccumulation(self, gradient_accumulation: int) -> Self:
-        """Set how many micro-batches' gradients make one weight update; 1 for inference."""
+        """Set the number of micro-batches per weight update; 1 for inference."""
         return self._with(gradient_accumulation=gradient_accumulation)
 
     def accumulationAndReplicationReductionType(self, reduction_type: ReductionType) -> Self:
-        """Set how gradients of several micro-batches and replicas are combined.
+        """Set how gradients are reduced over micro-batches and replicas.
 
         Args:
             reduction_type: `ReductionType.Mean` or `ReductionType.Sum`.
@@ -142,7 +142,7 @@ class _TrainingOptions(OptionsDict):
     def setMeanAccumulationAndReplicationReductionStrategy(
         self, mean_reduction_strategy: MeanReductionStrategy
     ) -> Self:
-        """Choose where a mean reduction divides: Running, Post or PostAndLoss.
+        """Set when mean reduction of gradients divides: Running, Post or PostAndLoss.
 
         The three agree but for rounding and overflow. Optimizers with half accumulators that are
         not combined always use Running.
@@ -150,7 +150,7 @@ class _TrainingOptions(OptionsDict):
         return self._with(meanAccumulationAndReplicationReductionStrategy=mean_reduction_strategy)
 
     def setAutomaticLossScaling(self, enabled: bool) -> Self:
-        """Ask for a loss scale that follows the gradients' range.
+        """Enable automatic loss scaling, which follows the range of half-precision gradients.
 
         After each update the optimizer's loss_scaling is halved if too many elements of half
         gradients are near the largest half, else doubled. Keys of `_Popart` that begin with
@@ -166,7 +166,7 @@ class _TrainingOptions(OptionsDict):
         return self
 
     def setConvolutionDithering(self, enabled: bool) -> Self:
-        """Spread convolutions over an IPU's tiles.
+        """Set whether convolutions are spread over an IPU's tiles (dithering).
 
         Replaces all convolution options, those of `Precision.setPartialsType` included.
 
@@ -177,16 +177,16 @@ class _TrainingOptions(OptionsDict):
         return self
 
     def accumulationReductionType(self, reduction_type: ReductionType) -> Self:
-        """Set how gradients combine, as ``accumulationAndReplicationReductionType`` does."""
+        """Set the gradient reduction, as ``accumulationAndReplicationReductionType`` does."""
         say_once("accumulationReductionType", "accumulationAndReplicationReductionType is called")
         return self.accumulationAndReplicationReductionType(reduction_type)
 
 
 class _PrecisionOptions(OptionsDict):
-    """Rounding, partial sums and floating-point exceptions.
+    """The options of numeric precision: rounding, partial sums and floating-point exceptions.
 
     Args:
-        popart_options: Where the settings meant for the compiler are stored.
+        popart_options: Compiler settings, which store some of these options.
     """
 
     _store = "Precision"
@@ -195,12 +195,12 @@ class _PrecisionOptions(OptionsDict):
         super().__init__(_popart=popart_options, **_table.defaults(self._store))
 
     def halfFloatCasting(self, half_float_casting: HalfFloatCastingBehavior) -> Self:
-        """Do nothing but warn: half and float operands follow torch's promotion rules."""
+        """Log that mixed half and float operands always follow torch's promotion rules."""
         self._deprecated("halfFloatCasting", "torch's type promotion always applies")
         return self
 
     def runningStatisticsAlwaysFloat(self, value: bool) -> Self:
-        """Do nothing but warn: running statistics keep the type of their module.
+        """Log that running statistics of normalisations always keep the dtype of their module.
 
         Args:
             value: Ignored.
@@ -218,7 +218,7 @@ class _PrecisionOptions(OptionsDict):
         return self
 
     def enableFloatingPointExceptions(self, enabled: bool) -> Self:
-        """Ask that invalid operations, divisions by zero and overflows stop the run.
+        """Stop a call at an invalid operation, a division by zero or an overflow.
 
         The call then raises `RecoverableError`, which names the operator, the module and the
         line that first made an infinity or NaN of values that were none. State is as after the
@@ -240,7 +240,7 @@ class _PrecisionOptions(OptionsDict):
         return self
 
     def enableStochasticRounding(self, enabled: bool) -> Self:
-        """Ask that updates of half-precision tensors are rounded at random, right on average.
+        """Enable stochastic rounding of updates to half-precision tensors.
 
         Differs from the original: concerns weights, optimizer state and gradient accumulators;
         half activations round to nearest.
@@ -252,7 +252,7 @@ class _PrecisionOptions(OptionsDict):
         return self
 
     def setPartialsType(self, dtype: torch.dtype) -> Self:
-        """Choose the type of partial sums in matrix products and convolutions.
+        """Set the dtype of partial sums in matrix multiplications and convolutions.
 
         Differs from the original: no effect; sums are kept in float32 or better.
 
@@ -276,22 +276,22 @@ class _PrecisionOptions(OptionsDict):
         _logger.warning("Precision.%s is deprecated and has no effect: %s", name, instead)
 
     def runningVarianceAlwaysFloat(self, value: bool) -> Self:
-        """Do what ``runningStatisticsAlwaysFloat`` does: warn."""
+        """Log that running statistics keep their dtype, as ``runningStatisticsAlwaysFloat``."""
         return self.runningStatisticsAlwaysFloat(value)
 
     def autocastEnabled(self, autocast_enabled: bool) -> Self:
-        """Accept the switch of ``poptorch.autocast``; no effect."""
+        """Accept the switch of automatic casting (``poptorch.autocast``); no effect."""
         say_once("autocastEnabled", "nothing is cast by itself, every operation keeps its type")
         return self
 
     def autocastPolicy(self, autocast_policy: Any) -> Self:
-        """Accept a policy of ``poptorch.autocast``; no effect."""
+        """Accept a policy of automatic casting (``poptorch.Policy``); no effect."""
         say_once("autocastPolicy", "nothing is cast by itself, every operation keeps its type")
         return self
 
 
 class _DistributedOptions(OptionsDict):
-    """Process count and process number, at first those of an MPI job, or else of torchrun.
+    """The number of this process and the process count, by default those of MPI or torchrun.
 
     Differs from the original: RANK and WORLD_SIZE of torchrun count where MPI's are not set.
 
@@ -307,17 +307,17 @@ class _DistributedOptions(OptionsDict):
         self._place_by(*(_TORCHS if torchs else ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")))
 
     def disable(self) -> Self:
-        """Act as the only process, whatever the environment says."""
+        """Use a single process, number 0 of 1, whatever the environment says."""
         return self.configureProcessId(0, 1)
 
     def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> Self:
-        """Read process count and number from the environment; 1 and 0 if variables are not set."""
+        """Read process count and number from named environment variables; 1 and 0 if unset."""
         for name in (var_num_processes, var_process_id):
             require(isinstance(name, str), f"setEnvVarNames takes names of variables, not {name!r}")
         return self._place_by(var_num_processes, var_process_id)
 
     def configureProcessId(self, process_id: int, num_processes: int) -> Self:
-        """Set the process number and count.
+        """Set the number of this process, and the process count.
 
         Args:
             process_id: From 0 to `num_processes` - 1.
@@ -330,12 +330,12 @@ class _DistributedOptions(OptionsDict):
 
     @property
     def processId(self) -> int:
-        """Number of this process, from 0."""
+        """The number of this process, from 0."""
         return self.distributed_process_id
 
     @property
     def numProcesses(self) -> int:
-        """Number of processes."""
+        """The number of processes that train together."""
         return self.num_distributed_processes
 
     # Apart from the setters, because a subclass may refuse those.
@@ -362,7 +362,7 @@ def _number(name: str, otherwise: str) -> int:
 
 
 class _JitOptions(OptionsDict):
-    """A deprecated option."""
+    """The namespace of the deprecated option `traceModel`."""
 
     _store = "Jit"
 
@@ -370,7 +370,7 @@ class _JitOptions(OptionsDict):
         super().__init__(**_table.defaults(self._store))
 
     def traceModel(self, trace_model: bool) -> Self:
-        """Warn that there is only one way of capturing models.
+        """Log that models are always captured in the same way; deprecated, no effect.
 
         Args:
             trace_model: False is accepted.
@@ -388,7 +388,7 @@ class _JitOptions(OptionsDict):
 
 
 class TensorLocationSettings(OptionsDict):
-    """Location and division of one kind of tensor; setters can be chained.
+    """Settings of where one kind of tensor is stored and sharded; setters can be chained.
 
     Differs from the original: settings are checked and stored, and have no effect.
     """
@@ -399,35 +399,35 @@ class TensorLocationSettings(OptionsDict):
         super().__init__(**_table.defaults(self._store))
 
     def minElementsForOffChip(self, min_elements: int) -> Self:
-        """Keep tensors of fewer elements than this on the chip."""
+        """Set the least number of elements of tensors that may be stored off-chip."""
         return self._create(minElementsForOffChip=min_elements)
 
     def minElementsForReplicatedTensorSharding(self, min_elements: int) -> Self:
-        """Divide only tensors of at least this many elements among replicas."""
+        """Set the least number of elements of tensors that are sharded over replicas."""
         return self._create(minElementsForReplicatedTensorSharding=min_elements)
 
     def useOnChipStorage(self, use: bool | None = True) -> Self:
-        """Keep tensors on the chip or off it; None leaves the choice open again."""
+        """Store tensors on the chip (True) or off it (False); None restores the default."""
         if use is None:
             self.deleteIfExists("onChip")
             return self
         return self._create(onChip=use)
 
     def useReplicatedTensorSharding(self, use: bool = True) -> Self:
-        """Divide tensors among replicas."""
+        """Shard tensors over replicas."""
         return self._create(useReplicatedTensorSharding=use)
 
     def useIOTilesToLoad(self, use: bool = True) -> Self:
-        """Load off-chip tensors through the input-output tiles."""
+        """Load off-chip tensors through the IPU's input-output tiles."""
         return self._create(useIOTilesToLoad=use)
 
     def useIOTilesToStore(self, use: bool = True) -> Self:
-        """Keep on-chip tensors in the input-output tiles."""
+        """Store on-chip tensors in the IPU's input-output tiles."""
         return self._create(useIOTilesToStore=use)
 
 
 class _TensorLocationOptions(OptionsDict):
-    """Settings for each kind of tensor.
+    """The location settings for weights, activations, optimizer state and accumulators.
 
     Differs from the original: they are checked and stored, and have no effect.
     """
@@ -438,7 +438,7 @@ class _TensorLocationOptions(OptionsDict):
         super().__init__(**_table.defaults(self._store))
 
     def numIOTiles(self, num_tiles: int) -> Self:
-        """Set tiles aside for input and output: an even number from 32 to 192."""
+        """Reserve IPU tiles for input and output: an even number from 32 to 192."""
         require(
             isinstance(num_tiles, int) and 32 <= num_tiles <= 192 and num_tiles % 2 == 0,
             f"numIOTiles must be an even number between 32 and 192, not {num_tiles!r}",
@@ -446,19 +446,19 @@ class _TensorLocationOptions(OptionsDict):
         return self._create(num_io_tiles=num_tiles)
 
     def setActivationLocation(self, location: TensorLocationSettings) -> Self:
-        """Place activations; the settings are copied now."""
+        """Set where activations are stored; the settings are copied immediately."""
         return self._place("location_activation", location)
 
     def setWeightLocation(self, location: TensorLocationSettings) -> Self:
-        """Place weights; the settings are copied now."""
+        """Set where weights are stored; the settings are copied immediately."""
         return self._place("location_weight", location)
 
     def setOptimizerLocation(self, location: TensorLocationSettings) -> Self:
-        """Place optimizer state; the settings are copied now."""
+        """Set where optimizer state is stored; the settings are copied immediately."""
         return self._place("location_optimizer", location)
 
     def setAccumulatorLocation(self, location: TensorLocationSettings) -> Self:
-        """Place gradient accumulators; the settings are copied now."""
+        """Set where gradient accumulators are stored; the settings are copied immediately."""
         return self._place("location_accumulator", location)
 
     def _place(self, name: str, location: TensorLocationSettings) -> Self:
