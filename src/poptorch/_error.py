@@ -97,7 +97,7 @@ def error(message: str) -> Error:
 
 
 def createPoptorchError(msg: str) -> Error:
-    """Return a `poptorch.Error` to raise.
+    """Create a `poptorch.Error` with a message, for the caller to raise.
 
     Args:
         msg: What went wrong.

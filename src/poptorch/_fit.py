@@ -110,7 +110,7 @@ class Trial:
 
     @property
     def micro_batch_rows(self) -> int:
-        """Micro-batch size; 1 if no input has a batch dimension."""
+        """The micro-batch size in rows; 1 if no input has a batch dimension."""
         rows = [each.shape[0] for each in self._rows if each.dim()]
         return batching.micro_batch_size(rows[0], self.config) if rows else 1
 
@@ -385,7 +385,7 @@ class Search:
         self._opened: list[Change] = []
 
     def ladder(self) -> Ladder:
-        """Return the memory-saving changes that the search found."""
+        """Try memory-saving changes until the model fits, and return those that help."""
         stays = None
         for number, ways in enumerate(WAYS):
             if self._answer.verdict is Verdict.FITS:
@@ -499,7 +499,7 @@ class FitReport:
 
     @property
     def verdict(self) -> Verdict:
-        """Verdict on the model: ``fits``, ``does not fit`` or ``uncertain``."""
+        """The verdict on the model: ``fits``, ``does not fit`` or ``uncertain``."""
         return self.answer.verdict
 
     @property

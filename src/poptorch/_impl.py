@@ -1,4 +1,4 @@
-"""Names of the original's ``poptorch._impl`` that published programs import."""
+"""Names of the original ``poptorch._impl`` module that published programs import."""
 
 from poptorch._forward.running import isRunningOnIpu
 from poptorch._state.module_weights import rewrapModelIfNecessary, unwrapModelIfNecessary
@@ -7,5 +7,5 @@ __all__ = ["isDispatchTracing", "rewrapModelIfNecessary", "unwrapModelIfNecessar
 
 
 def isDispatchTracing() -> bool:
-    """Return whether this thread captures forward for the device."""
+    """Return whether this thread is capturing a model's forward for the device."""
     return isRunningOnIpu()

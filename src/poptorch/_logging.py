@@ -1,4 +1,4 @@
-"""The logger "poptorch::python" and its levels."""
+"""The logger "poptorch::python" and its log levels."""
 
 import logging
 import os

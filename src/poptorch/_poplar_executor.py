@@ -1,4 +1,4 @@
-"""The original's import path of the executor class, which published programs use."""
+"""The import path of the executor class in the original PopTorch, which programs use."""
 
 from poptorch._forward.running import _OverwriteContextManager
 from poptorch._wrapper.executor import PoplarExecutor

@@ -86,7 +86,7 @@ class Recording:
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
-        """Start a new record for the compilation inside the block, noting its error if it fails."""
+        """Start a new record for a compilation inside the block; note its error if it fails."""
         self.begun()
         self._began_ns = time.perf_counter_ns()
         self.end("ended: the model was compiled anew")

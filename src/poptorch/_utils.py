@@ -1,4 +1,4 @@
-"""Helpers at the original's import path; ``poptorch_geometric`` uses one."""
+"""Helpers at the import path of the original PopTorch; ``poptorch_geometric`` uses one."""
 
 from collections.abc import Iterator, Sequence
 

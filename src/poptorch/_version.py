@@ -1,4 +1,4 @@
-"""The version string that programs compare: PopTorch's, followed by this engine's."""
+"""The version string that programs compare: PopTorch's version, followed by abele's."""
 
 from abele.version import __version__ as _engine
 

@@ -51,7 +51,7 @@ def member(kind: type[enum.Enum], value: Any) -> Any:
 
 
 class OutputMode(enum.IntEnum):
-    """Selection of the results that a call returns to the host."""
+    """Selections of the micro-batches whose results a call returns to the host."""
 
     Final = 0
     """Only results of the last micro-batch of each replica."""
@@ -77,7 +77,7 @@ class ConnectionType(enum.IntEnum):
 
 
 class SyncPattern(enum.IntEnum):
-    """Synchronisation patterns of the original hardware; without effect."""
+    """Synchronisation patterns of IPUs; without effect."""
 
     Full = 0
     SinglePipeline = 1
@@ -85,7 +85,7 @@ class SyncPattern(enum.IntEnum):
 
 
 class ReductionType(enum.IntEnum):
-    """Reductions of gradients over micro-batches and replicas."""
+    """Kinds of reduction of gradients over micro-batches and replicas: sum or mean."""
 
     Sum = 0
     """Gradients are summed."""
@@ -96,7 +96,7 @@ class ReductionType(enum.IntEnum):
 
 
 class MeanReductionStrategy(enum.IntEnum):
-    """Positions of the division in a mean reduction."""
+    """Positions of the division in a mean reduction of gradients."""
 
     Running = 0
     """At every micro-batch: the accumulator is always a mean."""
@@ -168,7 +168,7 @@ class Liveness(enum.IntEnum):
 
 
 class OverlapMode(enum.Enum):
-    """Loops that a host transfer may overlap with."""
+    """Loops of the program that a host transfer may overlap with."""
 
     NoOverlap = "no_overlap"
     """No overlap."""

@@ -1,4 +1,4 @@
-"""The names of the original's native module ``poptorch_core`` that programs use.
+"""The names of the original native module ``poptorch_core`` that programs use.
 
 Its exceptions, and a way to test that a program survives them.
 """
@@ -68,7 +68,7 @@ def _throwTestError(kind: TestErrorType) -> None:
 
 
 def isCompilingWithDispatcher() -> bool:
-    """Return whether this thread captures forward for the device."""
+    """Return whether this thread is capturing a model's forward for the device."""
     return isRunningOnIpu()
 
 

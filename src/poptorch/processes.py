@@ -89,7 +89,7 @@ def join(rank: int, size: int) -> None:
 
 
 class Share:
-    """This process's share of a partitioned data set, and the position in it.
+    """A process's share of a partitioned data set, and its position in the share.
 
     Attributes:
         epoch: number of epochs started before that of the latest batch.
@@ -101,7 +101,7 @@ class Share:
 
 
 class _Read(threading.local):
-    """The data loader that this thread's latest batch came from (weakly), and its share."""
+    """The data loader and data set share of this thread's latest batch."""
 
     source: Any = None
     share: Share | None = None
@@ -116,7 +116,7 @@ def collective_of(config: StepConfig) -> Collective | None:
 
 
 def gather_of(config: StepConfig) -> Callable[[str], list[str]] | None:
-    """Return a function that exchanges between processes how each starts its steps, or None."""
+    """Return a function that exchanges texts between processes on how steps start, or None."""
     collective = collective_of(config)
     return None if collective is None else functools.partial(collective.gather, "how steps start")
 

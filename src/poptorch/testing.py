@@ -8,7 +8,7 @@ __all__ = ["allclose"]
 
 
 def allclose(ref: Any, other: Any) -> bool:
-    """Return whether two results agree within ``torch.allclose``'s tolerances.
+    """Return whether two nested results agree within ``torch.allclose``'s tolerances.
 
     Args:
         ref: a tensor, or a tuple or list of such values, nested as deep as one likes.

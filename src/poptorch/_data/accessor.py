@@ -174,7 +174,7 @@ class AsynchronousDataAccessor:
         self._seed = self._seed if seed is None else seed
 
     def _leave_out(self, count: int, replay: bool) -> None:
-        """Have the next iterator skip its first ``count`` elements, reading them if ``replay``."""
+        """Skip the next iterator's first ``count`` elements, reading them if ``replay``."""
         self._skip, self._replay, self._ahead = count, replay, False
 
     def _start(self) -> None:

@@ -124,12 +124,12 @@ class DataLoader(torch.utils.data.DataLoader):
 
     @property
     def combinedBatchSize(self) -> int | None:
-        """Rows of a combined batch; None if only the data set or the batch sampler knows."""
+        """The rows of a combined batch; None if only the data set or the batch sampler knows."""
         return self._size.combined
 
     @property
     def _combined_batch_size(self) -> int | None:
-        """The combined batch size, by the original's private name in published programs."""
+        """The combined batch size, by a private name that published programs read."""
         return self.combinedBatchSize
 
     @property
@@ -269,7 +269,7 @@ class DataLoader(torch.utils.data.DataLoader):
 
     @property
     def _rows_of_an_element(self) -> int:
-        """Rows of each element that an accessor reads from this loader to assemble batches."""
+        """The rows of each element that an accessor reads to assemble batches."""
         rows = self._size.combined if self._groups else self.batch_size
         return rows or 1
 

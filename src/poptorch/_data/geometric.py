@@ -1,4 +1,4 @@
-"""Graph batches of PyTorch Geometric, if the original's companion package is installed."""
+"""Registration of PyTorch Geometric's batch types, if ``poptorch_geometric`` is installed."""
 
 import importlib
 import importlib.util

@@ -1,4 +1,4 @@
-"""Data sets in memory that return a whole batch of items at once.
+"""Reading whole batches at once from data sets in memory, without item by item access.
 
 Known are ``TensorDataset`` and ``Subset``, torchvision's data sets that keep their pictures in one
 array, and classes whose ``__getitem__`` does nothing but index tensors. Nothing is kept between
@@ -41,7 +41,7 @@ def batch(dataset: Any, indices: Indices) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _reader_of(kind: type) -> Callable[[Any, Indices], Any]:
-    """Return a function that reads whole batches from data sets of a class."""
+    """Return a function that reads whole batches from data sets of a given class."""
     if kind is Subset:
         return _of_subset
     if kind is TensorDataset:
@@ -84,7 +84,7 @@ def _not_plain(kind: type, name: str) -> UnknownError:
 
 
 def numbers(indices: Indices) -> Sequence[int]:
-    """Return indices as a sequence; convert a tensor to a list."""
+    """Return item indices as a sequence of numbers; convert a tensor to a list."""
     return indices.tolist() if isinstance(indices, torch.Tensor) else indices
 
 

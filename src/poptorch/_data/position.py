@@ -89,7 +89,7 @@ class Position:
         }
 
     def load(self, state: dict[str, Any], replay: bool) -> None:
-        """Have the loader's next iterator resume from a saved position."""
+        """Resume from a saved position with the loader's next iterator."""
         self.begun = state["begun"] - state["running"]
         self.batches_out, self.running = 0, False
         self._loaded = {**state, "replay": replay}
@@ -105,7 +105,7 @@ class Order:
         self.reset()
 
     def reset(self) -> None:
-        """Have the sampler's next iterator start an epoch with the current random state."""
+        """Start an epoch with the current random state in the sampler's next iterator."""
         self.start: dict[str, Any] | None = None
         self.after: dict[str, Any] | None = None
         self._resumed: dict[str, Any] | None = None
@@ -116,7 +116,7 @@ class Order:
         self._resumed = start
 
     def leave_out(self, count: int) -> None:
-        """Have the next iterator skip the sampler's first ``count`` items."""
+        """Skip the sampler's first ``count`` items in the next iterator."""
         self._skip = count
 
     def of(self, sampler: Any, generator: torch.Generator | None) -> Iterator[Any]:

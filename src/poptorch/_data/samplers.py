@@ -20,7 +20,7 @@ _SEED_RANGE = 2**63
 def owned_range(
     num_elements: int, combined_batch: int, process: int, num_processes: int, drop_last: bool
 ) -> tuple[int, int, int]:
-    """Return the index range of a data set that one of several processes reads.
+    """Return the range of data set positions that one of several processes reads.
 
     Args:
         num_elements: Size of the data set.

@@ -142,7 +142,7 @@ class Layout:
 
 
 def num_rows(parts: Parts) -> int:
-    """Return the common size of dimension 0 of an element's tensors, needed for rebatching.
+    """Return the common size of dimension 0 of an element's tensors, for rebatching.
 
     Raises:
         AssertionError: The tensors have different sizes, or none.
@@ -157,7 +157,7 @@ def num_rows(parts: Parts) -> int:
 
 
 def anonymous_file(num_bytes: int) -> int:
-    """Create a file without a name and return its descriptor."""
+    """Create an anonymous file of a size in memory and return its descriptor."""
     try:
         descriptor = os.memfd_create("poptorch-accessor")
     except (AttributeError, OSError):  # not Linux, or forbidden there

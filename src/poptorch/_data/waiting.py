@@ -1,4 +1,4 @@
-"""Time spent waiting for batches, logged in one line when the process ends.
+"""Measurement of the time that training loops wait for batches, logged at exit.
 
 Reports of runs say the same of the loop around their wrapper's calls (``LoopAround``).
 """
@@ -143,7 +143,7 @@ _longest: Waiting | None = None
 
 
 def begin_again() -> None:
-    """Reset all measured waiting times, for programs that were replaced and may differ in speed."""
+    """Reset all measured waiting times, because other programs run from now on."""
     global _beginning, _longest
     _beginning, _longest = _beginning + 1, None
 

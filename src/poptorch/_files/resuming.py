@@ -24,7 +24,7 @@ from poptorch._wrapper.compiled import WrappedModel
 
 @dataclasses.dataclass(frozen=True)
 class PendingState:
-    """A saved state to restore once the session exists, except optimizers set meanwhile."""
+    """A saved state to restore once the session exists, unless a later optimizer overrides it."""
 
     kept: Mapping[str, Any]
     times_set: int
@@ -38,7 +38,7 @@ class Resuming:
         self._pending: PendingState | None = None
 
     def state(self) -> dict[str, Any]:
-        """Return the state of a training wrapper for resuming.
+        """Return the training state of a wrapper, for resuming.
 
         Returns:
             ``tensors``: parameters, buffers of each replica, optimizer state, values and counters
@@ -81,7 +81,7 @@ class Resuming:
         return weights
 
     def put_back(self, kept: Mapping[str, Any], optimizer: Any) -> None:
-        """Restore a state from ``state``; before the first call, it is restored at that call.
+        """Restore a saved training state; before the first call, it is restored at that call.
 
         Buffers and random numbers may be of another process of the same run. The optimizer is the
         one in use, with its groups restored; None if there is no object.
@@ -105,7 +105,7 @@ class Resuming:
 
     @contextlib.contextmanager
     def around_compiling(self) -> Iterator[None]:
-        """Restore a pending state once the block has created a session."""
+        """Restore a pending training state after the block, which creates a session."""
         if self._pending is None:
             yield
             return

@@ -144,7 +144,7 @@ _HOUSEKEEPING = frozenset({"_values", "_is_frozen", "_namespaces", "_popart"})
 
 
 def options_data(options: Options) -> dict[str, Any]:
-    """Return all values of ``options`` as JSON."""
+    """Return all values of a wrapper's `Options` as JSON."""
     return {
         **_container_data(options),
         "namespaces": {

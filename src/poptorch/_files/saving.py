@@ -185,7 +185,7 @@ class ModelFiles:
             self.restore_executable(file, retrace=True)
 
     def restore_executable(self, file: Container, *, retrace: bool) -> None:
-        """Restore the executable from an open file; ``retrace`` fixes the device iterations."""
+        """Restore the executable from an open file, tracing forward again if ``retrace``."""
         here = self._model.config.device_iterations
         with meaning(file.path):
             there = file.content["device_iterations"]
@@ -255,7 +255,7 @@ class ModelFiles:
         members |= tensors | graphs
 
     def _forward(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return a model's recorded forward in each mode; a loaded model has it from its file."""
+        """Return a model's forward recorded in each mode, or as in the file it was loaded from."""
         known = stored_forward(self._model.module)
         if known is not None:
             return dict(known.data), known.kept.members()

@@ -39,7 +39,7 @@ class NameScope:
 
 
 class Attribute:
-    """Attaches attributes to operators in its block: ``Attribute(__outline={"layer": "head"})``."""
+    """A context manager that attaches attributes to operators, as ``Attribute(a={"layer": 1})``."""
 
     def __init__(self, **kwargs: dict[str, Any]):
         self._attributes = kwargs

@@ -31,7 +31,7 @@ from poptorch.options.execution import Placement, _IExecutionStrategy
 #: Mark of the operators of a block, a ``Placement`` as a tuple, so that programs with it can be
 #: written to a file; after a block was left, its name.
 BLOCK = "block"
-#: Mark of operators whose activations are computed again together.
+#: Mark of operators whose activations are rematerialized together.
 SEGMENT = "segment"
 
 # What programs write into autoRecomputation to have every stage's activations computed again.
@@ -47,7 +47,7 @@ class Tracing:
         self.options = options
         self._next_name = 0
         self._scopes: list[Placement] = []
-        #: The device that was given at each block, by its name.
+        #: The device passed to each block, by block name.
         self.devices: dict[str, int | None] = {}
 
     @property
@@ -94,7 +94,7 @@ class Tracing:
         return placed
 
     def placed(self, name: str, ipu_id: int | None) -> tuple[Placement, dict[str, Any]]:
-        """Return a block's placement by the execution strategy, and the marks of its operators."""
+        """Return a block's placement by the execution strategy, and the marks for its operators."""
         placed = self.strategy.place(name, ipu_id)
         self.devices[name] = ipu_id
         marks: dict[str, Any] = {BLOCK: dataclasses.astuple(placed)}
@@ -103,7 +103,7 @@ class Tracing:
         return placed, marks
 
     def enter(self, name: str | None, ipu_id: int | None) -> None:
-        """Begin a block that lasts until ``leave``."""
+        """Enter a nested block, which lasts until ``leave``."""
         self._scopes.append(self.begin(name, ipu_id))
 
     def leave(self) -> None:
@@ -366,7 +366,7 @@ class PlacedBlock:
 
 @dataclasses.dataclass(frozen=True)
 class PlacementTable:
-    """Placement of a compiled model's blocks; ``print`` it.
+    """A table of a compiled model's blocks with stage, phase and device; ``print`` it.
 
     Attributes:
         rows: the blocks, in the order in which forward reached them.

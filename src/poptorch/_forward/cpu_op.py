@@ -161,7 +161,7 @@ class CapturedCalls(HostCalls):
 
     @contextlib.contextmanager
     def original_state(self) -> Iterator[None]:
-        """Put the module's own tensors in place of the trace's inside the block."""
+        """Put the module's own tensors in place of traced tensors inside the block."""
         substituted = [dict(store) for store, _ in self._originals]
         for store, original in self._originals:
             store.update(original)

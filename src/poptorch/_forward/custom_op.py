@@ -1,4 +1,4 @@
-"""Custom operators: those registered by programs, and those shipped with the original."""
+"""Custom operators: those registered by programs, and those shipped with the original PopTorch."""
 
 import dataclasses
 import re
@@ -193,7 +193,7 @@ def _kind(value: Any) -> str:
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
 
 
-#: The domain of these operators.
+#: The domain of the original's custom operators, such as ``FastGatherLastDim``.
 DOMAIN = "poptorch.custom_ops"
 
 

@@ -65,7 +65,7 @@ def isRunningOnIpu() -> bool:
 
 
 def capturing() -> bool | None:
-    """Return None outside of a capture of forward, else whether it is for training."""
+    """Return None outside of a capture of forward, else whether the capture is for training."""
     observer = _observer.get()
     if observer is not None:
         observer.any = True

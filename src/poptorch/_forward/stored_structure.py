@@ -1,4 +1,4 @@
-"""Arguments, results and signatures as JSON, for exported files.
+"""Conversion of arguments, results and signatures to JSON, for exported files.
 
 Tensors are recorded by shape and type, everything else by value. Classes are never imported: a
 container class is used if the program that loads the file has imported its module itself.
@@ -38,7 +38,7 @@ _FACTORIES: dict[str, type] = {kind.__name__: kind for kind in (list, dict, int,
 
 
 def structure_data(structure: Structure, name: str) -> Any:
-    """Return a structure of tensors and constants as JSON; poptorch.Error if a part has no form."""
+    """Return a structure as JSON; raise poptorch.Error if a part of it cannot be stored."""
     if isinstance(structure, Leaf):
         return {"leaf": [list(structure.shape), encode(structure.dtype)]}
     if isinstance(structure, Constant):

@@ -22,7 +22,7 @@ from abele.program import aliasing
 from abele.storage.values import bits
 from poptorch._error import error
 
-#: The last sentence of each message about arguments that differ.
+#: The last sentence of each message about arguments unlike the first call's.
 ADVICE = (
     "A wrapped model is compiled once, for the arguments of its first call. "
     "Create a new wrapper, or call destroy() on this one, to compile for other arguments."
@@ -149,7 +149,7 @@ class Constant:
 
     @property
     def kind(self) -> type:
-        """The Python type of a constant."""
+        """The Python type of a constant in a structure."""
         return type(self.value)
 
 
@@ -162,7 +162,7 @@ class Items:
 
     @property
     def keys(self) -> Sequence[Any]:
-        """The indices of the items of a list or tuple."""
+        """The indices of the items of a list or tuple in a structure."""
         return range(len(self.parts))
 
 
@@ -261,7 +261,7 @@ def constants(
 
 
 def rebuild(like: Structure, values: Iterator[Any]) -> Any:
-    """Build a value of a recorded structure with new tensors."""
+    """Build a value of a recorded structure around new tensors."""
     if isinstance(like, Leaf):
         return next(values)
     if isinstance(like, Constant):

@@ -56,7 +56,7 @@ class Shared:
 
     @property
     def trainer(self) -> Any | None:
-        """The live executor that trains the module."""
+        """The live executor that trains the module, or None."""
         return None if self._trainer is None else self._trainer()
 
 
@@ -86,12 +86,12 @@ _wrappings = 0
 
 
 def generation() -> int:
-    """Return a counter of the modules wrapped for training so far."""
+    """Return a counter that increases whenever a module is wrapped for training."""
     return _wrappings
 
 
 def _note_parts(module: torch.nn.Module, shared: Shared) -> None:
-    """Register a wrapped module with its submodules, for inference wrappers that follow it."""
+    """Register a wrapped module with its submodules, for inference wrappers of related modules."""
     global _wrappings
     _wrappings += 1
     for child in module.modules():
@@ -355,7 +355,7 @@ def unwrapModelIfNecessary(model: torch.nn.Module) -> None:
 
 
 def rewrapModelIfNecessary(model: torch.nn.Module) -> None:
-    """Undo ``unwrapModelIfNecessary`` unless the executor is freed or another has wrapped."""
+    """Undo ``unwrapModelIfNecessary`` if the executor is alive and no other has wrapped."""
     shared = shared_by(model)
     reference, shared.unwrapped_from = shared.unwrapped_from, None
     executor = None if reference is None else reference()

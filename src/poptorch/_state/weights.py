@@ -68,7 +68,7 @@ class HostChanges:
         self.weights_sent()
 
     def weights_sent(self) -> None:
-        """Record that the device's weights equal the host's."""
+        """Record that device and host have equal weights, as after a copy."""
         self._line, self._written = "", False
         if not self._model.training:
             present = [(name, plain(tensor)) for name, tensor in self._tensors()]
@@ -301,7 +301,7 @@ def read_random_state(session: Session) -> list[int]:
 
 
 def write_random_state(session: Session, numbers: list[int]) -> None:
-    """Restore the random state from integers of ``read_random_state``; ValueError if unfit."""
+    """Restore a random state from the integers of ``read_random_state``; ValueError if unfit."""
     streams = session.random_state
     states = [_generators(session).get_rng_state()] if streams is None else streams
     if not all(isinstance(number, int) and -(2**63) <= number < 2**63 for number in numbers[1:]):
@@ -497,7 +497,7 @@ class Weights:
         return result
 
     def present_state(self) -> dict[str, torch.Tensor]:
-        """Return weights, optimizer state and counters before the next call, by ``kind/name``."""
+        """Return the weights, optimizer state and counters of the next call, by ``kind/name``."""
         model, session = self._model, self._model.session
         if not model.training:
             self.refresh()

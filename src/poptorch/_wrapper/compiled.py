@@ -167,13 +167,13 @@ class Origin(Protocol):
     """Protocol of a file that provides programs and executable instead of the module."""
 
     def traced(self, trace: Callable[[], Traced]) -> Traced:
-        """Return the captured programs; ``trace`` captures the module."""
+        """Return the file's captured programs; ``trace`` captures the module for comparison."""
         ...
 
     def built(
         self, programs: Sequence[Program], config: StepConfig, **settings: Any
     ) -> tuple[Executable, BuildRecord]:
-        """Return an executable of the programs; ``settings`` are those of ``abele.build``."""
+        """Return an executable of programs; ``settings`` are those of ``abele.build``."""
         ...
 
 
@@ -458,7 +458,7 @@ class WrappedModel:
         self.config = translate.to_config(self.options, training=self.training)
 
     def get_compiled(self) -> CompiledModel:
-        """Return the compiled model.
+        """Return the compiled model of this wrapper.
 
         Raises:
             poptorch.Error: the model has not been compiled, or has been destroyed.

@@ -25,7 +25,7 @@ class OwnDistribution(importlib.metadata.Distribution):
         return _METADATA if filename == "METADATA" else None
 
     def locate_file(self, path: object) -> Path:
-        """Return the path that a file of the distribution would have."""
+        """Return the path that a file of the poptorch distribution would have."""
         return Path(__file__).parents[2] / str(path)
 
 

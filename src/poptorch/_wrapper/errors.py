@@ -22,7 +22,7 @@ from poptorch import _error, processes
 from poptorch._error import Error, RecoverableError, error
 from poptorch._logging import HIDDEN_FRAMES, logger
 
-#: Where errors go that would fill the screen, in the folder that ``options.logDir`` names.
+#: File for error messages of many lines, in the folder that ``options.logDir`` names.
 ERROR_LOG = "poptorch_error.log"
 _MOST_LINES = 80
 _SHOWN = 10
@@ -201,7 +201,7 @@ def _traceback_text(value: BaseException) -> str:
 
 
 def _adds_nothing(cause: BaseException | None, text: str) -> bool:
-    """Return whether an engine error as a cause adds neither a user's source line nor text."""
+    """Return whether an error's cause adds neither text nor a source line of the user."""
     return (
         isinstance(cause, AbeleError)
         and str(cause) in text

@@ -64,7 +64,7 @@ def locked(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any
 
 
 class PoplarExecutor(Inspection, Estimates):
-    """A wrapped model; returned by ``trainingModel`` and ``inferenceModel``.
+    """A model wrapped by ``trainingModel`` or ``inferenceModel``; a call runs it on the device.
 
     The first call compiles; from then on there is exactly one executable, and a call with other
     shapes, types or constants is an error. Attributes that are not found here are the model's.

@@ -22,7 +22,7 @@ from poptorch._forward.structure import to_host
 from poptorch._wrapper.compiled import WrappedModel
 from poptorch._wrapper.pipelines import PipelineReport
 
-#: Kinds of moments, in the order in which they come.
+#: Kinds of transfer times of a call, in chronological order.
 INPUT, READY, DONE, OUT = KINDS = ("input", "input_complete", "output", "output_complete")
 Counters = dict[str, list[list[float]]]
 
@@ -39,7 +39,7 @@ class Inspection:
 
     @property
     def target(self) -> str | None:
-        """Target of the model (``cpu``, ``cuda``, ``reference``); None before compiling."""
+        """The compilation target (``cpu``, ``cuda``, ``reference``); None before compiling."""
         return None if self.build_record is None else self.build_record.target
 
     @property

@@ -25,7 +25,7 @@ from poptorch.options.general import SIMULATORS, simulator_chosen
 
 @dataclass(frozen=True)
 class Variable:
-    """An environment variable of the original, and its effect here.
+    """An environment variable of the original PopTorch, and its effect here.
 
     Args:
         name: As in the shell.
@@ -112,7 +112,7 @@ _GENERATION = 2  # the one that compiles offline by default, too
 
 
 def count_ipus(required: int, options: Options) -> int:
-    """Return the number of devices that the original would allocate to a process.
+    """Return the number of IPUs that the original PopTorch would allocate to a process.
 
     Args:
         required: over all stages and replicas of this process.

@@ -91,7 +91,7 @@ def with_automatic_scaling(rule: UpdateRule, optimizer: Any, options: Options) -
 
 
 def anchors(options: Options) -> list[Anchor]:
-    """Return the tensors that ``options.anchorTensor`` requested."""
+    """Return the intermediate tensors that ``options.anchorTensor`` requested."""
     return [
         Anchor(
             name=name,

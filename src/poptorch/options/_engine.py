@@ -1,4 +1,4 @@
-"""Report settings among the original's engine options: which reports to write, and where.
+"""Report settings among the engine options: which reports to write, and where.
 
 They come from ``options.enableProfiling``, from ``options._Popart.setEngineOptions`` and from the
 environment variable POPLAR_ENGINE_OPTIONS, whose values win.

@@ -102,7 +102,7 @@ class _IExecutionStrategy:
         return self._find("block", block_id)[2]
 
     def place(self, block_id: str, ipu_id: int | None = None) -> Placement:
-        """Return a block's stage, phase and device; `ipu_id` is the device set at the block."""
+        """Return a block's stage, phase and device; ``ipu_id`` is the device set at the block."""
         phase, number, stage = self._find("Block", block_id)
         requested = ipu_id if stage._ipu_id is None else stage._ipu_id
         ipu = self._default_ipu(phase, number) if requested is None else requested

@@ -218,7 +218,7 @@ class Options(OptionsDict):
         return self
 
     def logDir(self, log_dir: str) -> Self:
-        """Set the directory of log files."""
+        """Set the directory of log files such as ``poptorch_error.log``."""
         return self._with(log_dir=log_dir)
 
     def maxRepeatLogs(self, max_lines: int | None) -> Self:
@@ -372,12 +372,12 @@ class Options(OptionsDict):
 
     @property
     def _popart(self) -> Any:
-        """The compiler settings ``_Popart``, by the original's attribute in published programs."""
+        """The compiler settings ``_Popart``, by their name in published programs."""
         return self._Popart
 
     @property
     def _Popart(self) -> _PopartOptions:
-        """The settings for the original's PopART compiler, by name."""
+        """The settings for the PopART compiler, by name."""
         return self._namespaces["_Popart"]
 
     def setAvailableMemoryProportion(self, available_memory_proportion: dict[str, float]) -> Self:
@@ -404,7 +404,7 @@ class Options(OptionsDict):
         return self._with(available_memory_proportion=dict(available_memory_proportion))
 
     def useIpuModel(self, use_model: bool) -> Self:
-        """Select the original's IPU simulator, whose device counts need no power of two.
+        """Select the IPU simulator, whose device counts need no power of two.
 
         Takes precedence over POPTORCH_IPU_MODEL and POPTORCH_SMALL_IPU_MODEL.
 
@@ -544,7 +544,7 @@ def _require_period(setter: str, period: Any) -> None:
 
 
 def simulator_chosen() -> bool:
-    """Return whether an environment variable selects the original's IPU simulator."""
+    """Return whether an environment variable selects an IPU simulator."""
     return any(os.environ.get(name, "0") not in ("", "0") for name in SIMULATORS)
 
 

@@ -25,7 +25,7 @@ _TORCHS = ("WORLD_SIZE", "RANK")
 
 
 class _PopartOptions(Freezable):
-    """The settings of the original's PopART compiler, by name; `options` stores those set."""
+    """The settings of the PopART compiler, by name; ``options`` stores those set."""
 
     def __init__(self) -> None:
         self.options: dict[str, Any] = _table.defaults("_Popart")
@@ -42,7 +42,7 @@ class _PopartOptions(Freezable):
         return self
 
     def setEngineOptions(self, engine_options: dict[str, str]) -> Self:
-        """Set the engine options of the original's Poplar backend, replacing earlier ones.
+        """Set the engine options of the Poplar backend, replacing earlier ones.
 
         Differs from the original: ``autoReport.*`` choose the report of ``enableProfiling``; the
         others have no effect.
@@ -53,7 +53,7 @@ class _PopartOptions(Freezable):
         return self.set("engineOptions", engine_options)
 
     def setPatterns(self, patterns: dict[str, bool], level: int = 2) -> Self:
-        """Enable or disable graph rewrites of the original's PopART compiler.
+        """Enable or disable graph rewrites of the PopART compiler.
 
         Differs from the original: no effect; that compiler is not here.
 
@@ -218,7 +218,7 @@ class _PrecisionOptions(OptionsDict):
         return self
 
     def enableFloatingPointExceptions(self, enabled: bool) -> Self:
-        """Stop a call at an invalid operation, a division by zero or an overflow.
+        """Set whether invalid operations, divisions by zero and overflows stop a call.
 
         The call then raises `RecoverableError`, which names the operator, the module and the
         line that first made an infinity or NaN of values that were none. State is as after the
@@ -240,7 +240,7 @@ class _PrecisionOptions(OptionsDict):
         return self
 
     def enableStochasticRounding(self, enabled: bool) -> Self:
-        """Enable stochastic rounding of updates to half-precision tensors.
+        """Set whether updates of half-precision tensors use stochastic rounding.
 
         Differs from the original: concerns weights, optimizer state and gradient accumulators;
         half activations round to nearest.
@@ -330,7 +330,7 @@ class _DistributedOptions(OptionsDict):
 
     @property
     def processId(self) -> int:
-        """The number of this process, from 0."""
+        """The number of this process among the training processes, from 0."""
         return self.distributed_process_id
 
     @property
