@@ -1,7 +1,7 @@
 """The exceptions that PopTorch programs catch.
 
     Exception
-      Error                  a model, a graph or a wrapper cannot do what was asked
+      Error                  a model, a graph or a wrapper cannot do what is required
         RecoverableError     the device can be used again after `recovery_action`
         UnrecoverableError   the device needs maintenance
         IndexCheckError      an index is out of range; also an IndexError

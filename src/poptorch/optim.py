@@ -104,7 +104,7 @@ _MAY_CHANGE = frozenset(
 class Optimizer(HostState):
     """The base class of poptorch's optimizers; see ``HostState`` for state dictionaries.
 
-    Arguments that several of them have, beside torch's own:
+    Arguments of several optimizers, in addition to torch's own:
 
     - ``maximize``: climb instead of descend; the original ignores it.
     - ``foreach``, ``fused``, ``capturable``: torch's choice of kernels on the host; neutral in a

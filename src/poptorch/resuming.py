@@ -50,8 +50,8 @@ def state_of(model: PoplarExecutor) -> dict[str, Any]:
     Returns:
         ``tensors``: copies of parameters, buffers of each replica, optimizer state, values and
         counters by ``kind/name``; ``random``: its random numbers; ``told``: the optimizer's values
-        as last set; ``schedule``: what has to be equal where it is put back; ``device``: its type;
-        ``programs``: which programs run, in words.
+        as last set; ``schedule``: options that must be equal on restoring; ``device``: its type;
+        ``programs``: a text on the running programs.
 
     Raises:
         poptorch.Error: not compiled, so that there is no state yet.

@@ -44,7 +44,7 @@ class AsynchronousDataAccessor:
     new iterator, which starts another process.
 
     Differs from the original: elements stay valid after the next one is fetched. A slot is filled
-    again only when its tensors are gone; if all slots are in use, an element is a copy. Nothing
+    again only when its tensors are freed; if all slots are in use, an element is a copy. Nothing
     polls, so that `miss_sleep_time_in_ms` has no effect. An element of another type than the first
     one is an error, where the original casts it without a word.
 
@@ -53,8 +53,8 @@ class AsynchronousDataAccessor:
         buffer_size: How many elements the shared memory holds.
         miss_sleep_time_in_ms: No effect.
         load_indefinitely: At the end of the data set, begin to prepare the next epoch.
-        early_preload: Begin before an iterator is asked for.
-        sharing_strategy: How the process is made: SharedMemory and FileSystem spawn it, Fork and
+        early_preload: Begin to read before the first iterator is created.
+        sharing_strategy: How the process is started: SharedMemory and FileSystem spawn it, Fork and
             ForkServer fork it. A member or its name.
         rebatched_size: Assemble elements of this many rows from smaller or larger ones.
 

@@ -56,18 +56,18 @@ class DataLoader(torch.utils.data.DataLoader):
     follow from the seed and the number of the epoch.
 
     Args:
-        options: Where the factors come from.
+        options: Options of the wrapped model, with the factors of the batch size.
         dataset: Map-style or iterable.
-        batch_size: Rows that the model sees at once (micro-batch); None if the data set returns
+        batch_size: Rows of a micro-batch, which forward computes; None if the data set returns
             whole batches.
         shuffle: Read a map-style data set in random order.
         num_workers: Processes that load elements; 0 loads in the calling process.
         drop_last: Leave out rows that do not fill a batch.
-        persistent_workers: Keep those processes between epochs; None keeps them if there are any.
+        persistent_workers: Reuse worker processes between epochs; None: if there are any.
         auto_distributed_partitioning: Give each of several processes its own share.
-        mode: Whether a process of its own reads ahead.
+        mode: Whether a separate process reads ahead.
         async_options: Arguments of the `AsynchronousDataAccessor` if the mode uses one.
-        rebatched_worker_size: Rows that workers load at once in mode AsyncRebatched; None loads
+        rebatched_worker_size: Rows that workers load per element in mode AsyncRebatched; None loads
             whole batches.
         batch_sampler: Gives the indices of each micro-batch, instead of `batch_size` and
             `shuffle`.

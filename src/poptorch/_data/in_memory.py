@@ -1,7 +1,7 @@
-"""Reading whole batches at once from data sets in memory, without item by item access.
+"""Reading whole batches from data sets in memory, instead of item by item.
 
 Known are ``TensorDataset`` and ``Subset``, torchvision's data sets that keep their pictures in one
-array, and classes whose ``__getitem__`` does nothing but index tensors. Nothing is kept between
+array, and classes whose ``__getitem__`` does nothing but index tensors. Nothing is cached between
 batches: a program may exchange arrays and transforms at any time.
 """
 

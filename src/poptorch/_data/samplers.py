@@ -26,12 +26,12 @@ def owned_range(
         num_elements: Size of the data set.
         combined_batch: Rows that one process consumes per call.
         process: Number of the process, from 0.
-        num_processes: How many there are.
+        num_processes: Number of processes.
         drop_last: Every process gets equally many whole batches; otherwise every element is
             given out, and the first processes may get one more than the others.
 
     Returns:
-        First position, number of positions, and leftovers at the end that nobody owns.
+        First position, number of positions, and number of elements at the end left unread.
     """
     if drop_last:
         count = num_elements // (combined_batch * num_processes) * combined_batch

@@ -1,8 +1,8 @@
 """Reading an in-memory data set batch by batch instead of item by item, with the same bits.
 
 Compared with single items whenever an epoch begins; where anything differs or is not known, items
-are fetched one by one. Indices of an epoch are tensors where its sampler is known to draw all of
-them at once: torch's batch sampler makes lists, which become tensors again to index with.
+are fetched one by one. Indices of an epoch are tensors where its sampler is known to draw them all
+in one call: torch's batch sampler makes lists, which become tensors again to index with.
 """
 
 import functools

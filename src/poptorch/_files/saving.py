@@ -135,7 +135,7 @@ class ModelFiles:
         Differs from the original: nothing in the file is pickled. Weights, buffers, optimizer state
         and the optimizer's values are stored, and forward in training and in evaluation mode as a
         graph of operators; the Python class of the model and the optimizer object are not.
-        Arguments and results may hold numbers, strings, dtypes and None beside tensors; other
+        Arguments and results may hold tensors, numbers, strings, dtypes and None; other
         Python objects are refused.
 
         Args:

@@ -628,7 +628,7 @@ def ipu_print_tensor(
 
     Args:
         tensor: any shape and type.
-        title: stands before the values; default the value's name in the program.
+        title: printed before the values; default the value's name in the program.
         print_gradient: when training, also write the gradient, under the title with "_gradient".
         summarise_threshold: with more elements than this only the edges are written.
         edge_items: entries at both ends of each dimension of a summary.

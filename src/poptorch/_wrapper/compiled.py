@@ -181,26 +181,26 @@ class CompiledModel:
     """A module compiled for the arguments of one call.
 
     Args:
-        module: what is run; its parameters and buffers are the initial state.
+        module: the module to run; its parameters and buffers are the initial state.
         bound: the arguments of the first call.
         config: how a call consumes its batch.
         rule: the optimizer, for training.
         options: cache folder, log folder and whether a bar is shown.
-        origin: where the programs come from, if not from the module.
-        start: how the first calls run, if programs come from the module.
+        origin: file with the programs, if they are not captured.
+        start: how the first calls run, if the module is captured.
         announce: called with a sentence when other programs run than before.
-        observers: of building and of the session, beside those of profiling channels.
+        observers: of compilation and of the session, in addition to profiling channels.
 
     Attributes:
-        config: as given.
-        inputs: conversion of arguments.
-        forward: the model's, as it is captured.
-        captured: its programs before any pass.
+        config: the step configuration.
+        inputs: conversion of arguments to tensors.
+        forward: captures the model's forward.
+        captured: the captured programs before any pass.
         outputs: the structure of a call's results.
         placement: block of each operator.
         pipelining: the stages, or why there are none.
         record: origin of the executable.
-        session: runs it.
+        session: runs the executable.
         is_synthetic: whether calls run on synthetic inputs.
     """
 

@@ -298,12 +298,12 @@ class PoplarExecutor(Inspection, Estimates):
 
         Args:
             optimizer: the one in use, or another of the same class and number of groups, whose
-                state it brings along.
+                state is sent too.
 
         Raises:
             poptorch.Error: a value that was compiled in has changed.
             AssertionError: unsupported optimizer class.
-            ValueError: half accumulators are asked for after compiling without them.
+            ValueError: half accumulators are requested after compiling without them.
         """
         self._optimizer.use(optimizer)
 

@@ -1,6 +1,6 @@
 """Inspection of a wrapped model: programs, tensors, names, placement, times.
 
-Times are measured, never modelled. A call hands the rows of all its micro-batches over at once and
+Times are measured, never modelled. A call transfers the rows of all its micro-batches together and
 gets all results back at its end. So a transfer in lasts until a micro-batch can be computed, and
 every result is on the host when the call returns.
 """

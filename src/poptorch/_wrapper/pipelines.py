@@ -1,8 +1,8 @@
 """Selection of models that run as a pipeline of stages, and the pipeline report.
 
 Models with blocks on several devices under ``PipelinedExecution`` do: each change of the device
-along forward begins a stage, and stages work at the same time. The log and the report say what
-keeps a model from it.
+along forward begins a stage, and stages work at the same time. The log and the report name the
+reason if a model does not.
 """
 
 import dataclasses

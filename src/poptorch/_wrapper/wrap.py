@@ -143,7 +143,7 @@ def load(
 ) -> PoplarExecutor:
     """Load a wrapped model from a file of ``save`` or ``compileAndExport``.
 
-    It runs at once, without tracing. A training wrapper goes on exactly where the saved one stood:
+    It runs immediately, without tracing. A training wrapper resumes exactly where it was saved:
     weights, buffers, optimizer state, step counts and random numbers; for a model without
     ``randomSeed`` these are torch's own, whose state is set here. Code that does not fit this
     machine is compiled again from the programs in the file, with a warning. Nothing is unpickled,

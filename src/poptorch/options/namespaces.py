@@ -254,7 +254,7 @@ class _PrecisionOptions(OptionsDict):
     def setPartialsType(self, dtype: torch.dtype) -> Self:
         """Set the dtype of partial sums in matrix multiplications and convolutions.
 
-        Differs from the original: no effect; sums are kept in float32 or better.
+        Differs from the original: no effect; sums are accumulated in float32 or better.
 
         Replaces all convolution options, those of `Training.setConvolutionDithering` included.
 
