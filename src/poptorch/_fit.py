@@ -57,11 +57,8 @@ class Trial:
     """A model with the arguments of a call, captured lazily to estimate its memory.
 
     Attributes:
-        module: the model.
-        bound: arguments of the call.
         config: partition of the batch.
         rule: the optimizer; None for inference.
-        options: options of the wrapper.
     """
 
     module: torch.nn.Module
@@ -312,7 +309,6 @@ class Ladder:
     """A sequence of changes that make a model fit into memory, or at least need less.
 
     Attributes:
-        rungs: the changes.
         left_out: changes that are not offered, with reasons.
         stays: bytes of process and of state that exceed the limit whatever is changed, which ended
             the search; None if they do not.
@@ -372,9 +368,7 @@ class Search:
     """Tries memory-saving changes to a program, one kind after the other, until it fits.
 
     Args:
-        trial: the program.
-        answer: its estimate.
-        target: the backend that would run it.
+        answer: estimate of the unchanged program.
         say: called with each change that is tried.
     """
 
@@ -488,7 +482,6 @@ class FitReport:
     """A report of whether a model fits into memory, with changes that make it fit; ``print`` it.
 
     Attributes:
-        answer: verdict and estimate.
         placement: blocks of the model's operators.
     """
 
@@ -531,9 +524,7 @@ class FitReport:
 def check(trial: Trial, limit: str | None) -> FitReport:
     """Capture a model, estimate its memory and compare it with a limit.
 
-    Args:
-        trial: the model.
-        limit: ``cpu``, ``cuda:0`` or a size; by default that of the device.
+    The limit is ``cpu``, ``cuda:0`` or a size; by default that of the device.
 
     Raises:
         LimitError: there is no such limit.

@@ -38,9 +38,7 @@ def weakly(
 ) -> Callable[P, R]:
     """Return a function that calls a bound method through a weak reference to its object.
 
-    Args:
-        method: the method.
-        otherwise: function to call once the object is freed.
+    Once the object is freed, ``otherwise`` is called instead.
     """
     reference = weakref.WeakMethod(method)
 
@@ -51,12 +49,7 @@ def weakly(
 
 
 class Recording:
-    """Records the runs of one wrapper in the report folder of its options, if they name one.
-
-    Args:
-        model: the wrapped model.
-        optimizer: its optimizer; without one for inference.
-    """
+    """Records the runs of one wrapper in the report folder of its options, if they name one."""
 
     def __init__(self, model: WrappedModel, optimizer: OptimizerInUse):
         self._model, self._optimizer = model, optimizer
@@ -158,9 +151,7 @@ class Recording:
     def _now_known(self, run: Run, over: bool) -> Run:
         """Return the run record updated with current communication, pipeline and loop statistics.
 
-        Args:
-            run: the record so far.
-            over: the run has ended, so that its kernels can be timed.
+        Kernels can be timed if the run is ``over``.
         """
         made = self._model.compiled
         if made is None or not run.programs:

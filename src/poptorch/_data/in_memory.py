@@ -122,11 +122,7 @@ def _is_plain(value: Any) -> bool:
 
 
 class Pictures:
-    """A batch of images that the data set would return as PIL objects one by one.
-
-    Args:
-        values: uint8 [rows, channels, height, width].
-    """
+    """Images, uint8 [rows, channels, height, width], which items would return as PIL objects."""
 
     def __init__(self, values: torch.Tensor):
         self.values = values

@@ -107,7 +107,6 @@ class Recorded:
     """The recorded arguments of a wrapped model's first call, with which later calls are compared.
 
     Args:
-        bound: the arguments.
         state: ids of the model's tensors, which are not compared as constants.
 
     Attributes:

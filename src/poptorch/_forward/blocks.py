@@ -405,12 +405,7 @@ class PlacementTable:
 
 
 def placed(programs: Sequence[Program], options: Options, *, training: bool) -> PlacementTable:
-    """Return the placement table of a captured forward, after checking it.
-
-    Args:
-        programs: captured programs; the first one contains forward.
-        options: options of the wrapper.
-        training: whether the model has a backward pass.
+    """Return the placement table of a captured forward, which is in the first of the programs.
 
     Raises:
         poptorch.Error: an operator outside all blocks, too few micro-batches for the pipeline, or a

@@ -404,9 +404,6 @@ def delivery(like: Structure) -> Deliver:
     """Return a function that packs a program's output tensors into a recorded result structure.
 
     A tensor, and a tuple or list of tensors, need no walk through the structure.
-
-    Args:
-        like: structure of the results; every tensor in it is computed.
     """
     if isinstance(like, Leaf):
         return lambda outputs: to_host(outputs[0])

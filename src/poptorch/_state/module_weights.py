@@ -288,10 +288,7 @@ def _stored(module: torch.nn.Module, kind: str) -> Iterator[Any]:
 def wrap(module: torch.nn.Module, executor: Any, watch: Any) -> None:
     """Bind a module to the executor that trains it, replacing its class and those of its tensors.
 
-    Args:
-        module: the user's module.
-        executor: its wrapper, which is not kept alive.
-        watch: observer of training steps on the host.
+    The executor is referenced weakly; ``watch`` observes training steps on the host.
 
     Raises:
         poptorch.Error: a buffer is of a class of its own, or another live wrapper trains a tensor
@@ -370,11 +367,6 @@ class ParameterProxy:
     """A stand-in for a parameter of a wrapped model; not a ``torch.nn.Parameter`` itself.
 
     Attributes, operators and torch functions are those of the parameter.
-
-    Args:
-        executor: the wrapper that it was read from.
-        name: the parameter's name in the model.
-        parameter: the parameter to forward to.
     """
 
     __slots__ = ("_executor", "_name", "_parameter")

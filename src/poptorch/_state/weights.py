@@ -47,9 +47,6 @@ class HostChanges:
     has fetched the weights, so that the host's are the device's unless they were written. An
     inference wrapper looks at the version of one tensor per call. Bits decide, so that a value that
     is written and put back is no change.
-
-    Args:
-        model: the wrapped model.
     """
 
     def __init__(self, model: WrappedModel):
@@ -170,10 +167,8 @@ Entries = Mapping[str, tuple[CommGroupType, int, VariableRetrievalMode]]
 def groupings(entries: Entries, module: torch.nn.Module, replicas: int) -> dict[str, Grouping]:
     """Return the replica groups of parameters, by name in ``ModuleState``.
 
-    Args:
-        entries: (group type, replicas per group, retrieval mode) by name of the parameter.
-        module: holds the parameters, each with a leading dimension for groups.
-        replicas: how many there are.
+    Entries are (group type, replicas per group, retrieval mode); the parameters in the module
+    have a leading dimension for groups.
 
     Raises:
         poptorch.Error: an unknown name, an entry of another form, a scalar, groups that do not
@@ -334,10 +329,6 @@ def _integers(state: torch.Tensor) -> list[int]:
 
 class Weights:
     """Copies parameters and buffers between host and device, and tracks which side is newer.
-
-    Args:
-        model: the wrapped model.
-        optimizer: its optimizer.
 
     Attributes:
         shared: state shared by all wrappers of the module.

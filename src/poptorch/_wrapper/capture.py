@@ -97,12 +97,7 @@ def around_capture() -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """The captured programs of a model, with the structure of forward's results.
-
-    Attributes:
-        captured: the programs.
-        outputs: the structure of forward's results.
-    """
+    """The captured programs of a model, with the structure of forward's results."""
 
     captured: Captured
     outputs: structure.Structure
@@ -135,9 +130,7 @@ class Forward:
     def trace(self, examples: list[torch.Tensor], *, origins: bool = False) -> Traced:
         """Capture forward for one micro-batch.
 
-        Args:
-            examples: the inputs of the micro-batch.
-            origins: record for operations of backward which forward operations they belong to.
+        With ``origins`` backward operations record the forward operations they belong to.
 
         Raises:
             CaptureError: forward cannot be captured.
@@ -213,11 +206,7 @@ def call_forward(
     *,
     training: bool,
 ) -> tuple[structure.Structure, list[torch.Tensor]]:
-    """Run a model's forward on the tensors of one micro-batch during capture, as on a device.
-
-    Returns:
-        The structure of the results, and their tensors.
-    """
+    """Run a model's forward on one micro-batch during capture, as on a device."""
     positional, keywords = recorded.rebuild(flat)
     with (
         running_on_ipu(training=training),

@@ -167,13 +167,7 @@ def _joined(entries: list[TracebackType]) -> TracebackType | None:
 def log_uncaught(
     kind: type[BaseException], value: BaseException, trace: TracebackType | None
 ) -> None:
-    """Log an uncaught exception at critical level.
-
-    Args:
-        kind: its class.
-        value: the exception; the captured output of a failed subprocess is added.
-        trace: traceback of the exception.
-    """
+    """Log an uncaught exception at critical level, with the output of a failed subprocess."""
     if issubclass(kind, KeyboardInterrupt) or not logger.isEnabledFor(50):
         sys.__excepthook__(kind, value, trace)
         return

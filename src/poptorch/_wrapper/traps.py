@@ -34,9 +34,6 @@ class LateChanges:
 
     The wrapper runs a shallow copy of the model. Submodules are the same objects: ``eval()`` after
     wrapping reaches them but not the model itself, and their mode at the first call is compiled in.
-
-    Args:
-        model: the user's model, about to be wrapped.
     """
 
     def __init__(self, model: torch.nn.Module):
@@ -47,11 +44,7 @@ class LateChanges:
         self._modes = _modes_of(model)
 
     def warn(self, *, training: bool) -> None:
-        """Warn of changed attributes that the wrapper ignores, and of changed submodule modes.
-
-        Args:
-            training: whether the model was wrapped for training.
-        """
+        """Warn of changed attributes that the wrapper ignores, and of changed submodule modes."""
         self._warn_of_attributes()
         model = self._model
         other_mode = model.training not in (self._was_training, training)
