@@ -1,4 +1,4 @@
-"""Targets that run programs, a file or folder each; nothing outside asks which one it is.
+"""Registry of the compilation targets (reference, null, cpu, cuda), one module or package each.
 
 reference  interprets with torch's own kernels: the oracle, and the honest fallback
 null       computes nothing: right-shaped zeros, for testing what surrounds a program
@@ -33,7 +33,7 @@ def get_target(name: str) -> Target:
     """Return the target called ``name``.
 
     Raises:
-        TargetError: there is none of that name.
+        TargetError: no target has that name.
     """
     if name not in NAMES:
         raise TargetError(
@@ -44,10 +44,10 @@ def get_target(name: str) -> Target:
 
 
 def available() -> dict[str, str | None]:
-    """Every target with ``None`` if it can be used here, else the reason why not."""
+    """Return, by target name, why the target cannot run here, or ``None`` if it can."""
     return {name: get_target(name).unavailable() for name in NAMES}
 
 
 def requested() -> str | None:
-    """Return the target that the environment requires, if any."""
+    """Return the target name set in the environment variable ``ABELE_TARGET``, if any."""
     return os.environ.get(ENVIRONMENT) or None

@@ -1,4 +1,4 @@
-"""Interface of a target: a machine, and its lowerings of programs."""
+"""Interfaces of targets (devices that run programs) and of their lowerings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REPEATS = 2000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Clocked:
-    """A program with clocks.
+    """A program instrumented to time each of its kernels.
 
     Attributes:
         run: computes what the program does.
@@ -39,7 +39,7 @@ class Clocked:
 
 
 class GraphClocks:
-    """Clocks around the operators that Python runs.
+    """Timestamps around the operators of a graph that is run as a Python function.
 
     Args:
         nodes: those of the program by name, if the graph that gets clocks is another one.
@@ -56,7 +56,7 @@ class GraphClocks:
         self._kernels: list[Kernel] = []
 
     def place(self, node: torch.fx.Node) -> int:
-        """Reserve entries of ``moments`` for a node and return the first; its end is the next one.
+        """Reserve two timestamp entries for a node; return the index of the first.
 
         Args:
             node: that calls something.
@@ -67,7 +67,7 @@ class GraphClocks:
         return len(self.moments) - 2
 
     def clocked(self, run: Run) -> Clocked:
-        """Return the clocked program whose ``run`` calls functions with clocks around them."""
+        """Return the instrumented program whose ``run`` times each function it calls."""
 
         def begun(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
             self.moments[:] = [0] * len(self.moments)
@@ -90,7 +90,7 @@ def _who(target: Any) -> str:
 
 
 def _look_ns() -> int:
-    """Return the nanoseconds that reading the clock and storing the result takes."""
+    """Return the nanoseconds that reading the clock and storing the timestamp takes."""
     look, moments = time.perf_counter_ns, [0, 0]
     costs: list[int] = []
     for _ in range(_REPEATS):
@@ -125,7 +125,7 @@ Repeated = Callable[
 
 
 class Compiled:
-    """A program that can be called, and the bytes it can be restored from.
+    """A compiled, callable program with the bytes to restore it from.
 
     Attributes:
         run: the call.
@@ -143,7 +143,7 @@ class Compiled:
         self.plan = plan
 
     def kernel_problem(self, *, noted: bool) -> str | None:
-        """Return what the self-test of the library kernels in the code finds; None if they pass.
+        """Return the self-test failure of the linked library kernels, or None.
 
         Args:
             noted: the kernels are the objects in this machine's cache. A note says whether these
@@ -153,15 +153,15 @@ class Compiled:
         return None
 
     def of_stage(self) -> Run:
-        """Return the call for a thread beside others, such as a stage of a pipeline."""
+        """Return the callable for use in a thread in parallel with others (pipeline stages)."""
         return self.run
 
     def repeated(self) -> Repeated | None:
-        """Several calls as one; None where each has to be made from Python."""
+        """Return a callable that runs several micro-batches in one call; None if unsupported."""
         return None
 
     def bound(self, arguments: Sequence[torch.Tensor], batch: Sequence[int]) -> OfBatch | None:
-        """Return a call with its state bound to fixed tensors; None where that saves nothing.
+        """Return a callable with the program's state bound to fixed tensors; None if no faster.
 
         Args:
             arguments: one tensor for each slot, as for ``Run``; those of the batch are ignored.
@@ -173,7 +173,7 @@ class Compiled:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A program as text, of which a native compiler that knows nothing else makes code.
+    """A program as C++ source text, with the command that compiles it to native code.
 
     Attributes:
         text: of the file that is compiled.
@@ -187,7 +187,7 @@ class Source:
 
 
 def require_code(payload: bytes, target: str) -> None:
-    """Refuse the empty payload that targets without code of their own leave.
+    """Raise an error if an executable's payload contains no compiled code.
 
     Raises:
         ForeignExecutable: there is no code.
@@ -219,32 +219,32 @@ class Lowering(abc.ABC):
 
     @abc.abstractmethod
     def why(self, program: Program) -> str | None:
-        """Why ``program`` is to be lowered this way, or ``None`` if it is not.
+        """Return why this lowering should compile ``program``, or ``None`` if it should not.
 
         Args:
             program: after the common pipeline and before any lowering pass.
         """
 
     def why_not(self, program: Program) -> str | None:
-        """Return why this lowering cannot take ``program``, or ``None`` if it can."""
+        """Return why this lowering cannot compile ``program``, or ``None`` if it can."""
         del program
         return None
 
     def why_not_chosen(self, program: Program) -> str | None:
-        """Why ``program`` is not lowered this way if nobody asks for it; ``None`` if it is."""
+        """Return why this lowering is not chosen by default; ``None`` if it is."""
         return self.why_not(program)
 
     def also_measure(self, program: Program) -> bool:
-        """Return whether this lowering is also measured when another one takes ``program``.
+        """Return whether to time this lowering even if another one is chosen.
 
-        For ways that cost nothing to try: ``compile`` takes no time to speak of.
+        For lowerings whose ``compile`` takes no time to speak of.
         """
         del program
         return False
 
     @abc.abstractmethod
     def compile(self, program: Program) -> Compiled:
-        """Make ``program`` runnable.
+        """Compile ``program`` to a callable.
 
         Args:
             program: after ``passes``.
@@ -271,7 +271,7 @@ class Lowering(abc.ABC):
         return None
 
     def possible_kernels(self, program: Program) -> Collection[str] | None:
-        """Names of what is made once per machine that ``program`` may need; None: all of it.
+        """Return names of library kernels ``program`` may need; None: all of them.
 
         Args:
             program: after the common pipeline; this takes no time to speak of.
@@ -280,7 +280,7 @@ class Lowering(abc.ABC):
         return ()
 
     def required_kernels(self, program: Program) -> Collection[str]:
-        """Return the kernels a program requires; called if one of ``possible_kernels`` is missing.
+        """Return the names of the library kernels that a program requires.
 
         Args:
             program: after ``passes``.
@@ -299,7 +299,7 @@ class Lowering(abc.ABC):
         raise NotImplementedError(f"lowering {self.name!r} writes no text")
 
     def load(self, program: Program, payload: bytes) -> Compiled:
-        """Restore what ``compile`` returned, without a compiler.
+        """Restore a compiled program from its payload, without a compiler.
 
         Args:
             program: after ``passes``.
@@ -312,7 +312,7 @@ class Lowering(abc.ABC):
         return self.compile(program)
 
     def load_planned(self, program: Program, payload: bytes, plan: str) -> Compiled | None:
-        """Restore what ``compile`` returned from its plan; ``program`` need not be lowered for it.
+        """Restore a compiled program from payload and plan, without lowering it again.
 
         Args:
             program: after the common pipeline and before any lowering pass.
@@ -330,7 +330,7 @@ class Lowering(abc.ABC):
         return None
 
     def memory(self, program: Program) -> MemoryUse:
-        """Return the memory of ``program`` step by step, without the tensors that it is given.
+        """Return the memory use of ``program`` at each step, excluding its inputs.
 
         Args:
             program: after ``passes``.
@@ -346,7 +346,7 @@ class Lowering(abc.ABC):
         return dict.fromkeys(operators_of(program), self.name)
 
     def clocked(self, program: Program) -> Clocked | None:
-        """``program`` with clocks inside, made anew; None if this way has no place for them.
+        """Compile a copy of ``program`` that times each kernel; None if unsupported.
 
         Args:
             program: after ``passes``.
@@ -359,7 +359,7 @@ class Lowering(abc.ABC):
 
 
 class Target(abc.ABC):
-    """A machine that runs programs.
+    """A device that runs programs, with its lowerings.
 
     Attributes:
         name: as in ``ABELE_TARGET``.
@@ -378,11 +378,11 @@ class Target(abc.ABC):
     apart: tuple[Pass, ...] = ()
 
     def unavailable(self) -> str | None:
-        """Why programs cannot run here, or ``None`` if they can."""
+        """Return why programs cannot run on this target here, or ``None`` if they can."""
         return None
 
     def setup_seconds_left(self, needed: Collection[str] | None = None) -> float:
-        """Processor time of what is made once per machine and is not there yet, in seconds.
+        """Return the CPU seconds of one-time kernel compilation still to be done.
 
         Args:
             needed: what of it counts, see ``Lowering.required_kernels``; None: all.
@@ -391,7 +391,7 @@ class Target(abc.ABC):
         return 0.0
 
     def preparing(self, needed: Collection[str] | None = None) -> list[list[Making]]:
-        """Return what ``prepare`` does, for another process to do.
+        """Return the one-time compile jobs of ``prepare``, to run in another process.
 
         Args:
             needed: as of ``setup_seconds_left``.
@@ -403,7 +403,7 @@ class Target(abc.ABC):
         return []
 
     def prepare(self, needed: Collection[str] | None = None) -> None:
-        """Make what is made once per machine, if it is not there yet.
+        """Compile library kernels that are missing from this machine's cache.
 
         Args:
             needed: as of ``setup_seconds_left``.
@@ -415,7 +415,7 @@ class Target(abc.ABC):
         return
 
     def cannot_compile(self, lowerings: Collection[str] | None = None) -> str | None:
-        """Why programs cannot be compiled here (they may still be loaded), or ``None``.
+        """Return why programs cannot be compiled here, or ``None``; loading may work.
 
         Args:
             lowerings: names of all that programs may have; None: any.
@@ -424,7 +424,7 @@ class Target(abc.ABC):
         return self.unavailable()
 
     def choose(self, program: Program) -> tuple[Lowering, str]:
-        """Return the lowering that takes ``program``, and why; its speed is not measured.
+        """Return the lowering for ``program`` by rules, without timing, and the reason.
 
         Asked once, of the program after the common pipeline: operators that are equal or unused
         are gone by then, and no lowering pass has changed what is counted.
@@ -436,7 +436,7 @@ class Target(abc.ABC):
         raise AssertionError(f"no lowering of target {self.name!r} takes {program.name!r}")
 
     def why_not_chosen(self, program: Program, before: Lowering) -> dict[str, str]:
-        """Why lowerings do not take ``program``, by name.
+        """Return the reasons, by name, why preceding lowerings reject ``program``.
 
         Args:
             program: that ``choose`` was asked for.
@@ -467,16 +467,16 @@ class Target(abc.ABC):
 
     @abc.abstractmethod
     def interpreted(self, program: Program) -> tuple[Program, Run]:
-        """Return a program as torch's own kernels run it on this device, and what runs it.
+        """Return a program for torch's own kernels on this device, and its callable.
 
         Args:
             program: after the common pipeline and before any lowering pass.
         """
 
     def toolchain(self) -> str:
-        """Return what tells the compiler of this target from another; empty if there is none."""
+        """Return an identifier of this target's compiler; empty if there is none."""
         return ""
 
     @abc.abstractmethod
     def describe(self) -> Mapping[str, Any]:
-        """Everything about this machine that decides whether an executable can run here."""
+        """Return all machine properties that decide whether an executable can run here."""

@@ -1,4 +1,4 @@
-"""Candidate lowerings of a program: a certain one, or several that are to be measured.
+"""Candidate lowerings of a program: one by rule, or several to be timed.
 
 ``ABELE_LOWERING`` decides otherwise for targets that have several: ``rules`` (what the lowerings
 say of themselves, unmeasured), one name, or several with commas between, which are measured.
@@ -28,7 +28,7 @@ _considered = weakref.WeakKeyDictionary()
 
 
 def considered(target: Target, program: Program) -> Program:
-    """Return the program as lowerings judge it: with layers decomposed that they all decompose.
+    """Return the program as lowerings judge it: after the passes that all of them share.
 
     Args:
         target: has the lowerings.
@@ -80,7 +80,7 @@ def candidates(
 
 
 def _possible(target: Target, ways: list[tuple[Lowering, str]]) -> list[tuple[Lowering, str]]:
-    """Drop lowerings that compile if nothing can be compiled and others remain."""
+    """Drop lowerings that need a compiler if there is none and others remain."""
     if target.cannot_compile([each.name for each, _ in ways]) is None:
         return ways
     rest = [way for way in ways if not way[0].compiles]
@@ -88,7 +88,7 @@ def _possible(target: Target, ways: list[tuple[Lowering, str]]) -> list[tuple[Lo
 
 
 def decided_by(target: Target, *, measured: bool) -> dict[str, Any]:
-    """Return all that decides on lowerings apart from the program, as JSON values.
+    """Return all settings, besides the program, that the choice of lowering depends on.
 
     Args:
         target: what runs it.
@@ -116,7 +116,7 @@ DECIDING = (
 
 @functools.cache
 def _fingerprint() -> str:
-    """Return a hash of the sources in ``DECIDING``."""
+    """Return a hash of the source files that the choice of lowering depends on."""
     digest, package = hashlib.sha256(), Path(__file__).parents[1]
     for part in DECIDING:
         path = package / part
@@ -126,7 +126,7 @@ def _fingerprint() -> str:
 
 
 def _why_not_measured(target: Target, program: Program) -> str | None:
-    """Return why a program is not run to find its fastest lowering, or None if it may be."""
+    """Return why candidate lowerings of a program are not timed, or None if they are."""
     if not target.measures:
         return f"programs are not timed on target {target.name!r}"
     # It may run only when the user runs it; of a user's operator, nobody else knows.

@@ -1,4 +1,4 @@
-"""Checks of indices before a compiled program runs.
+"""Bounds checks of index tensors before a compiled program runs.
 
 An index out of bounds in generated code would access memory of others. So the operators that
 indices follow from are computed separately first, and the indices are compared with their bounds
@@ -49,14 +49,14 @@ Bounds = tuple[int, int, int | None]
 
 
 def name_of(node: torch.fx.Node) -> str:
-    """Return the operator's name in torch without its overload; empty for other operators."""
+    """Return the name of an aten operator without overload; empty for other operators."""
     called = called_operator(node)
     ours = called is not None and called.namespace == "aten"
     return str(called).split(".")[1] if ours else ""
 
 
 def indices(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, Bounds]]:
-    """Yield the indices of an operator, each with its bounds and a value that is ignored."""
+    """Yield the index tensors of an operator, each with its bounds and an ignored value."""
     for index, size, ignored in _sizes(name_of(node), node):
         value = index.meta.get("val")
         if value is None or value.dtype in (torch.bool, torch.uint8) or not value.numel():
@@ -89,10 +89,10 @@ def _size(tensor: torch.fx.Node, dim: int) -> int:
 
 
 def argument_of(node: torch.fx.Node, name: str) -> Any:
-    """Return the argument of a name that an operator was given, or its default.
+    """Return an operator node's argument by name, or its default.
 
     Raises:
-        KeyError: it has no such argument.
+        KeyError: the operator has no such argument.
     """
     called = called_operator(node)
     assert called is not None, node
@@ -104,7 +104,7 @@ def argument_of(node: torch.fx.Node, name: str) -> Any:
 
 
 def message(node: torch.fx.Node, low: int, high: int, ignored: int | None) -> str:
-    """Format the user's line of an operator and the indices that it accepts."""
+    """Format an index error: the user's source line and the accepted range of indices."""
     name = name_of(node).removesuffix("_only").removesuffix("_forward").strip("_")
     besides = "" if ignored is None else f" and {ignored}, which it ignores"
     frame = user_line(node.meta.get("stack_trace"))
@@ -122,7 +122,7 @@ _SAME_ELEMENTS = (
 
 
 class _Slice:
-    """A copy of the nodes of a graph that checks of its indices need.
+    """A subgraph with only the nodes that bounds checks of indices need.
 
     The bodies of loops and branches have no checks.
     """
@@ -137,7 +137,7 @@ class _Slice:
             self._copies[node] = self._graph.node_copy(node)
 
     def checks(self) -> tuple[Check, list[int]] | None:
-        """Return the check of a program, as a function of its inputs at some positions.
+        """Return a bounds check of index tensors as a function of some program inputs.
 
         Returns:
             None if there is nothing to check; the function raises ``IndexCheckError``.
@@ -160,7 +160,7 @@ class _Slice:
         return function_of(_torch.graph_module(self._root, self._graph)), read
 
     def _copy(self, wanted: torch.fx.Node) -> bool:
-        """Copy a node and its inputs, unless one may not be computed twice."""
+        """Copy a node and its inputs into the subgraph, unless one may not be computed twice."""
         sources = _sources(wanted, self._source)
         for node in self._source.graph.nodes if sources else ():
             if node in sources and node not in self._copies:
@@ -172,7 +172,7 @@ class _Slice:
 
 
 def _sources(wanted: torch.fx.Node, root: torch.fx.GraphModule) -> set[torch.fx.Node] | None:
-    """Return a node with all that it is computed from; None if that may not be computed twice."""
+    """Return a node with its transitive inputs; None if one may not be computed twice."""
     sources: set[torch.fx.Node] = set()
     waiting = [wanted]
     while waiting:
@@ -186,12 +186,12 @@ def _sources(wanted: torch.fx.Node, root: torch.fx.GraphModule) -> set[torch.fx.
 
 
 def is_checked(index: torch.fx.Node, root: torch.fx.GraphModule) -> bool:
-    """Return whether an index is compared with its bounds before a program runs."""
+    """Return whether an index tensor is bounds-checked before a program runs."""
     return _sources(index, root) is not None
 
 
 def same_elements(node: torch.fx.Node) -> torch.fx.Node:
-    """Return the first node with equal elements, however often repeated, in whatever order."""
+    """Return the earliest node of a chain of views and copies with equal elements."""
     while name_of(node) in _SAME_ELEMENTS:
         source = node.all_input_nodes[0]
         if source.meta["val"].dtype != node.meta["val"].dtype:
@@ -240,16 +240,16 @@ class Checked(Compiled):
         self._compiled, self._of_batch = compiled, of_batch
 
     def kernel_problem(self, *, noted: bool) -> str | None:
-        """Return that of the code behind the check."""
+        """Return the self-test failure of the library kernels behind the index check."""
         return self._compiled.kernel_problem(noted=noted)
 
     def repeated(self) -> Repeated | None:
-        """Return repeated runs with a check of each, if the check reads nothing but the batch."""
+        """Return repeated runs with index checks; None if a check reads more than the batch."""
         check, repeated = self._of_batch, self._compiled.repeated()
         return None if check is None or repeated is None else _each_checked(check, repeated)
 
     def bound(self, arguments: Sequence[torch.Tensor], batch: Sequence[int]) -> OfBatch | None:
-        """Return a bound call with a check before it, if the check reads nothing but the batch."""
+        """Return a bound call with an index check; None if that reads more than the batch."""
         check, run = self._of_batch, self._compiled.bound(arguments, batch)
         if check is None or run is None:
             return None
@@ -262,7 +262,7 @@ class Checked(Compiled):
 
 
 def checked(program: Program, compiled: Compiled) -> Compiled:
-    """``compiled`` with a look at the indices of ``program`` in front, if it has any."""
+    """Wrap a compiled program in a bounds check of its indices, if it has any."""
     checks = _Slice(program.graph).checks()
     if checks is None:
         return compiled
@@ -272,7 +272,7 @@ def checked(program: Program, compiled: Compiled) -> Compiled:
 
 
 def look(program: Program, inputs: Sequence[torch.Tensor]) -> None:
-    """Raise ``IndexCheckError`` if an index of a program is out of range for some inputs.
+    """Raise ``IndexCheckError`` if a program's inputs contain an out-of-range index.
 
     Interpreted programs call it after an operator of torch has failed, whose own error says neither
     the line nor, for some operators, that an index is the cause.
@@ -287,7 +287,7 @@ def look(program: Program, inputs: Sequence[torch.Tensor]) -> None:
 
 
 def _check(function: Check, read: Sequence[int], given: Sequence[int]) -> Check:
-    """Return a check of the inputs of a program at the positions ``given``."""
+    """Return an index check of the program inputs at positions ``given``."""
     positions = [given.index(position) for position in read]
 
     def check(values: Sequence[torch.Tensor]) -> None:

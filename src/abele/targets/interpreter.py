@@ -1,4 +1,4 @@
-"""A graph as one Python function that finds whatever it calls without a look-up.
+"""A graph compiled to one Python function that binds the operators it calls directly.
 
 Small operators take about as long as Python takes to reach them. The code that a graph generates by
 itself goes by name through ``torch.ops`` for each; here the function that does the work is bound.
@@ -47,7 +47,7 @@ _DIRECT: dict[Any, Callable[..., Any]] = {
 def function_of(
     root: torch.fx.GraphModule, clocks: GraphClocks | None = None, *, frees_inputs: bool = False
 ) -> Callable[[list[torch.Tensor]], Any]:
-    """Return the graph as a function of its inputs, which frees each value after its last use.
+    """Compile a graph to a Python function that frees each value after its last use.
 
     Args:
         root: the graph and its constants.
@@ -61,7 +61,7 @@ def function_of(
 
 
 class _Writer:
-    """Writes the source of one function.
+    """A writer of the Python source of a graph's function.
 
     Attributes:
         bound: what the source calls by name.
@@ -74,7 +74,7 @@ class _Writer:
         self._bound_to: dict[int, str] = {}
 
     def source(self) -> str:
-        """Python text that defines ``run``."""
+        """Return Python source text that defines ``run``, the function of the graph."""
         nodes = list(self._root.graph.nodes)
         freed = ("call_function", "placeholder") if self._frees_inputs else ("call_function",)
         uses = last_uses([(node, *node.all_input_nodes) for node in nodes])
@@ -103,7 +103,7 @@ class _Writer:
         return self._names.setdefault(node, f"v{len(self._names)}")
 
     def _bind(self, value: object) -> str:
-        """Return the global name of a value, the same for equal identities."""
+        """Return the global variable name bound to a value; equal objects share it."""
         name = self._bound_to.setdefault(id(value), f"c{len(self.bound)}")
         self.bound[name] = value
         return name
@@ -116,7 +116,7 @@ class _Writer:
         return f"{self._bind(called(node))}({', '.join(arguments)})"
 
     def _clocked(self, node: torch.fx.Node, line: str) -> str:
-        """Return the line that computes a node, between two reads of the clock if there is one."""
+        """Return the source line that computes a node, with timestamps if it is timed."""
         if self._clocks is None or is_getitem(node):
             return line
         look, moments = self._bind(self._clocks.look), self._bind(self._clocks.moments)
@@ -138,7 +138,7 @@ class _Writer:
 
 
 def called(node: torch.fx.Node) -> Callable[..., Any]:
-    """Return the function that computes a node."""
+    """Return the Python function that computes a graph node."""
     target: Any = node.target
     if not isinstance(target, _torch.OpOverload):
         return target
@@ -148,7 +148,7 @@ def called(node: torch.fx.Node) -> Callable[..., Any]:
 
 
 def _has_numbers(node: torch.fx.Node, called: _torch.OpOverload) -> bool:
-    """Return whether a number stands for a tensor, which only operators accept."""
+    """Return whether a Python number is passed for a tensor, which only operators accept."""
     given = zip(_torch.schema_of(called).arguments, node.args, strict=False)
     return any(
         str(argument.type) == "Tensor" and not isinstance(value, torch.fx.Node)
@@ -166,7 +166,7 @@ _UNSET = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Types:
-    """Types that replace those of a captured program.
+    """A substitution of dtypes in an interpreted program.
 
     Attributes:
         dtype: the type that takes the place of float32, and where it is float64 of all narrower
@@ -176,7 +176,7 @@ class Types:
     dtype: torch.dtype | None = None
 
     def of(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the type that replaces a type of the captured program."""
+        """Return the dtype that replaces a dtype of the captured program."""
         if self.dtype is torch.float64:
             if dtype.is_complex:
                 return torch.complex128
@@ -185,7 +185,7 @@ class Types:
 
 
 class Interpretation:
-    """The values of a program's nodes in some types.
+    """The values of a program's nodes, interpreted in replaced dtypes.
 
     Args:
         program: is run.
@@ -206,12 +206,12 @@ class Interpretation:
         self.rounded: set[str] = set()
 
     def compute(self, node: Node) -> Any:
-        """Compute a node, and keep its value."""
+        """Compute the value of a node and store it in ``values``."""
         self.values[node] = self.computed(node, self.values)
         return self.values[node]
 
     def computed(self, node: Node, values: Mapping[Node, Any]) -> Any:
-        """Compute the value of a node from those of its arguments, which may be of any types."""
+        """Compute the value of a node from its arguments' values, of any dtypes."""
         if node.op == "get_attr":
             value = operator.attrgetter(str(node.target))(self._root)
             return self._cast(value, self._types.of) if _is_tensor(value) else value
@@ -250,7 +250,7 @@ class Interpretation:
 
 
 def _as(value: torch.Tensor, node: Node, of: Callable[[torch.dtype], torch.dtype]) -> torch.Tensor:
-    """Cast a value to the replaced type of its node; integers stay as they are."""
+    """Cast a value to the replaced dtype of its node; integers stay unchanged."""
     captured = node.meta.get("val")
     if not isinstance(captured, torch.Tensor) or not (
         value.is_floating_point() or value.is_complex()
@@ -272,18 +272,18 @@ def _is_tensor(value: object) -> bool:
 
 
 def rounded(value: Any, node: Node, types: Types) -> Any:
-    """Cast a value of a node to its type under other ``types``."""
+    """Cast a node's value to its dtype under the substitution ``types``."""
     return _mapped(value, lambda each: _as(each, node, types.of))
 
 
 def calls(program: Program) -> list[Node]:
-    """Return the nodes that compute, in order; without writes, so no value changes."""
+    """Return the nodes that compute values, in order, without in-place writes."""
     nodes = program.graph.graph.nodes
     return [n for n in nodes if n.op not in ("placeholder", "output") and not writes(n)]
 
 
 def measured(node: Node) -> bool:
-    """Return whether a node's value is a tensor that is worth comparing."""
+    """Return whether a node's value is a nonempty, initialized tensor, worth comparing."""
     value = node.meta.get("val")
     return (
         node.op == "call_function"
@@ -299,7 +299,7 @@ def all_values(
     types: Types,
     random_state: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
-    """Every value that is worth comparing, by the name of its node.
+    """Interpret a program and return all comparable node values by node name.
 
     Args:
         program: is run.

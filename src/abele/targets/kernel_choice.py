@@ -1,4 +1,4 @@
-"""Kernels of the operators of a program, as a lowering reports them, with reasons."""
+"""Backends of a program's operators (torch, loop, library kernel), with reasons."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ _REASONS = {
 
 
 def reason(backend: str) -> str:
-    """Return why an operator has its backend, as a part of a sentence."""
+    """Return the reason for an operator's backend, as part of a sentence."""
     name = backend.removesuffix("_backward").removesuffix("_forward").removesuffix("s")
     return _REASONS.get(backend, _REASONS.get(name, "a kernel of ours, for its sizes"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """Operators that run as one loop or one call.
+    """A kernel: operators of a program that run as one loop or one call.
 
     Attributes:
         what: who computes it: ``torch``, ``loop``, or the name of a function.
@@ -61,7 +61,7 @@ class Kernel:
 
 
 def operators_of(program: Program) -> Iterator[torch.fx.Node]:
-    """Yield the operators of a program, without those that only pick one of several results."""
+    """Yield the operator nodes of a program, without ``getitem`` of tuple results."""
     for node in program.graph.graph.nodes:
         if node.op == "call_function" and not is_getitem(node):
             yield node

@@ -1,4 +1,4 @@
-"""Everything but the computation: for testing capture, passes, batching and sessions fast."""
+"""A target that skips all computation, for fast tests of capture, passes and sessions."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from abele.targets.reference import HostTarget
 
 
 class Zeros(Lowering):
-    """Returns zeros of the right shapes and leaves all state alone."""
+    """A lowering that returns zeros of the right shapes and leaves all state unchanged."""
 
     name = "zeros"
     manner = "compute nothing"
     trusted = True
 
     def why(self, program: Program) -> str | None:
-        """Take every program."""
+        """Accept every program."""
         del program
         return "the target computes nothing"
 
     def compile(self, program: Program) -> Compiled:
-        """Remember only the output slots."""
+        """Compile a program to a callable that returns zeros for its output slots."""
         outputs = program.outputs
 
         def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -42,7 +42,7 @@ class Null(HostTarget):
     lowerings = (Zeros(),)
 
     def describe(self) -> Mapping[str, Any]:
-        """Return the name alone: results do not depend on the machine."""
+        """Return the target's name alone: results do not depend on the machine."""
         return {"target": self.name}
 
 

@@ -1,4 +1,4 @@
-"""The oracle: interprets a program with torch's own kernels, bitwise equal to plain PyTorch."""
+"""The reference target: interprets programs with torch kernels, bitwise equal to plain PyTorch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _runs: weakref.WeakKeyDictionary[torch.fx.GraphModule, _Runs] = weakref.WeakKeyD
 
 
 class Interpreter(Lowering):
-    """Runs the graph as Python, one operator after the other."""
+    """A lowering that runs the graph as Python, operator by operator."""
 
     name = "interpreter"
     manner = "are interpreted"
@@ -31,17 +31,17 @@ class Interpreter(Lowering):
     certain = False
 
     def why(self, program: Program) -> str | None:
-        """Take every program."""
+        """Accept every program."""
         del program
         return "every program can be interpreted"
 
     def also_measure(self, program: Program) -> bool:
-        """Be measured always: nothing is chosen that is slower than plain PyTorch."""
+        """Return True: no lowering slower than plain PyTorch may be chosen."""
         del program
         return True
 
     def compile(self, program: Program) -> Compiled:
-        """Write the graph as one function of Python, unless that of earlier steps is there."""
+        """Compile the graph to a Python function, cached per graph."""
         known = _runs.setdefault(program.graph, weakref.WeakValueDictionary())
         planned = arena.available()  # it may have been made since
         run = known.get(planned)
@@ -54,12 +54,12 @@ class Interpreter(Lowering):
         return by_torch(program)
 
     def clocked(self, program: Program) -> Clocked:
-        """Look at the clock before and after each operator."""
+        """Compile the graph to a Python function that times each operator."""
         clocks = GraphClocks()
         return clocks.clocked(_run(program, function_of(program.graph, clocks)))
 
     def memory(self, program: Program) -> MemoryUse:
-        """Every result until its last use; at planned places where that can be done."""
+        """Return memory use with every result alive until its last use."""
         use = arena.with_inner(of_graph(program))
         return arena.placed(use) if arena.available() else use
 
@@ -79,14 +79,14 @@ def _run(program: Program, function: Callable[[list[torch.Tensor]], Any]) -> Run
 
 
 class HostTarget(Target):
-    """A target whose tensors are the host's, so that torch can interpret its programs there."""
+    """A target whose tensors are on the host, so that torch can interpret its programs."""
 
     def device(self) -> torch.device:
-        """Return the host."""
+        """Return the CPU device."""
         return torch.device("cpu")
 
     def interpreted(self, program: Program) -> tuple[Program, Run]:
-        """Return the program as it is, and what calls torch's kernels for its operators."""
+        """Return the program unchanged, and a callable that runs torch's kernels."""
         return program, Interpreter().compile(program).run
 
 
@@ -97,7 +97,7 @@ class Reference(HostTarget):
     lowerings = (Interpreter(),)
 
     def describe(self) -> Mapping[str, Any]:
-        """Only torch decides what an interpreted program computes."""
+        """Return target name and torch version, which decide interpreted results."""
         return {"target": self.name, "torch": torch.__version__}
 
 

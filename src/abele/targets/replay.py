@@ -1,4 +1,4 @@
-"""Replaying a program as one captured graph: a call costs the host one launch in place of hundreds.
+"""Replay of a program as one CUDA graph: each call launches once instead of hundreds of times.
 
 A capture remembers addresses. The session keeps its state where it is, so state stays as it is;
 rows of a batch are copied into static buffers before a replay, and results out of them after it.
@@ -39,10 +39,10 @@ _ON_HOST = {
 
 
 class CudaGraphs:
-    """Captures work on the current GPU."""
+    """Capture of work on the current GPU as CUDA graphs."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Capture ``work`` as a graph without running it, and return a function that replays it.
+        """Capture ``work`` as a CUDA graph without running it; return its replay function.
 
         Other threads may use the GPU meanwhile.
 
@@ -58,16 +58,16 @@ class CudaGraphs:
         return graph.replay
 
     def on_host(self, like: torch.Tensor) -> torch.Tensor:
-        """Allocate page-locked host memory for a tensor of the GPU."""
+        """Allocate page-locked host memory of a GPU tensor's shape and dtype."""
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
 
     def wait(self) -> None:
-        """Wait for the current stream."""
+        """Wait for the current CUDA stream."""
         torch.cuda.current_stream().synchronize()
 
 
 def may_be_captured(program: Program) -> bool:
-    """Return whether nothing is known of a program that forbids its capture.
+    """Return whether a program may be captured as a CUDA graph.
 
     The host must not look at values in it: loops, branches, and what prints or calls the host do.
 
@@ -81,7 +81,7 @@ def may_be_captured(program: Program) -> bool:
 
 
 def replayed(program: Program, compiled: Compiled, recorder: CudaGraphs) -> Compiled:
-    """Return ``compiled``, replayed from its second call on where the program allows that.
+    """Wrap a compiled program so that CUDA graphs replay it from the second call on.
 
     Args:
         program: after the passes of its lowering.
@@ -92,7 +92,7 @@ def replayed(program: Program, compiled: Compiled, recorder: CudaGraphs) -> Comp
 
 
 class Replayed(Compiled):
-    """A compiled program, captured for each set of state that it is called with.
+    """A compiled program with a CUDA graph for each set of state tensors it is called with.
 
     Args:
         program: says which slots are rows of a batch.
@@ -115,11 +115,11 @@ class Replayed(Compiled):
         self._captures: dict[tuple[int, ...], _Capture] = {}
 
     def of_stage(self) -> Run:
-        """Return the program without a capture: stages run in threads, each with a stream."""
+        """Return the uncaptured callable: pipeline stages run in threads with own streams."""
         return self._compiled.of_stage()
 
     def bound(self, arguments: Sequence[torch.Tensor], batch: Sequence[int]) -> OfBatch | None:
-        """Return a single replay from a batch on the host to results on the host.
+        """Return a callable that replays a CUDA graph with host inputs and host outputs.
 
         Copies both ways are part of the capture, so a call costs one launch and one wait.
         """
@@ -128,7 +128,7 @@ class Replayed(Compiled):
         return _FromHost(self, list(arguments), batch, self._recorder)
 
     def repeated(self) -> Repeated | None:
-        """Several replays of a captured call, queued in sequence, with a single wait."""
+        """Return a callable that queues several CUDA graph replays with a single wait."""
         return None if not self._usable else self._replays
 
     def _replays(
@@ -159,7 +159,7 @@ class Replayed(Compiled):
         return results
 
     def captured_from_host(self, arguments: Sequence[torch.Tensor]) -> _HostCapture | None:
-        """Capture with the copies from and to the host in it; None if that is not possible."""
+        """Capture a CUDA graph including host copies; None if impossible."""
         results = self._results
         try:
             return _HostCapture(self._plain, arguments, self._batch, results, self._recorder)
@@ -183,7 +183,7 @@ class Replayed(Compiled):
         return capture.replay(rows)
 
     def _captured(self, key: tuple[int, ...], arguments: Sequence[torch.Tensor]) -> _Capture | None:
-        """Capture a call, if it is not the first with this state."""
+        """Capture a call as a CUDA graph, unless it is the first with this state."""
         if key not in self._seen:
             if len(self._seen) == _MOST:
                 self._seen.clear()
@@ -205,7 +205,7 @@ class Replayed(Compiled):
 
 
 class _FromHost:
-    """Calls with the same state, with rows of the host; an ``OfBatch``.
+    """A callable with fixed state whose batch is on the host; an ``OfBatch``.
 
     Args:
         program: runs until there is a capture.
@@ -281,7 +281,7 @@ class _Capture:
 
 
 class _HostCapture:
-    """A capture from a batch on the host to results on the host.
+    """A CUDA graph that includes copying the batch from the host and results to it.
 
     Small results are copied to the host in the capture, and from there for the caller. Large ones
     are copied once, into page-locked memory that torch uses again: on a virtual machine, fresh
@@ -340,7 +340,7 @@ class _HostCapture:
         return [value for _, value in sorted({**large, **small}.items())]
 
     def _fetched(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Start copying a result to the host; it is complete when the device is done."""
+        """Start copying a GPU result to the host; complete once the device is done."""
         self._locked = [each for each in self._locked if each() is not None]
         if len(self._locked) >= _MOST_LOCKED:  # the caller keeps them
             return tensor.to("cpu")
@@ -350,7 +350,7 @@ class _HostCapture:
 
 
 def _copy(to: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy rows of the host.
+    """Copy a batch tensor between host buffers.
 
     Torch wakes threads from 32,768 numbers on, which takes longer than copying some hundred KiB.
     """

@@ -1,4 +1,4 @@
-"""The streams of a GPU on which programs are captured.
+"""CUDA streams on which programs are captured.
 
 Libraries keep memory for each stream that they are used on, cuBLAS 32 MiB. So whatever runs before
 a capture, and what is measured, runs on the same one. Each thread has its own: what another thread
@@ -16,12 +16,12 @@ _of_thread = threading.local()
 
 
 def capture_stream() -> torch.cuda.Stream:
-    """Return the stream of this thread and the current GPU."""
+    """Return the CUDA capture stream of this thread and the current GPU."""
     return _first(1)[0]
 
 
 def side_streams(count: int) -> list[torch.cuda.Stream]:
-    """Streams of this thread and the current GPU beside that one."""
+    """Return ``count`` CUDA streams of this thread in addition to its capture stream."""
     return _first(1 + count)[1:]
 
 
@@ -36,7 +36,7 @@ def _first(count: int) -> list[torch.cuda.Stream]:
 
 
 def on_capture_stream(work: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
-    """Run ``work`` on the capture stream, after earlier and before later work of the current one.
+    """Run ``work`` on the capture stream, ordered with the current CUDA stream.
 
     Args:
         work: returns tensors that are used on the current stream.
