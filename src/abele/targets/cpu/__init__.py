@@ -1,4 +1,4 @@
-"""Programs on this machine's processor: compiled ahead of time, or run operator by operator."""
+"""The CPU target: programs compiled ahead of time or run operator by operator."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOWERINGS: tuple[Lowering, ...] = (OpByOp(), Emitted(), Interpreter())
 
 
 class Cpu(HostTarget):
-    """The host's processor, with every instruction it has."""
+    """The target that runs programs on the host CPU, with all of its instruction set extensions."""
 
     name = "cpu"
     lowerings = LOWERINGS
@@ -39,7 +39,7 @@ class Cpu(HostTarget):
     apart = (recurrent_loops,)
 
     def cannot_compile(self, lowerings: Collection[str] | None = None) -> str | None:
-        """Require a C++ compiler, except for loading and for kernels that the package contains."""
+        """Return why no C++ compiler is available, or None if one is or none is needed."""
         if compiler() is not None:
             return None
         names = lowerings or ()
@@ -53,7 +53,7 @@ class Cpu(HostTarget):
         )
 
     def setup_seconds_left(self, needed: Collection[str] | None = None) -> float:
-        """Abele's own kernels are compiled once per machine, and what reserves memory."""
+        """Return the seconds of compiling missing library kernels and the allocator."""
         path = compiler()
         if path is None:
             return 0.0
@@ -65,14 +65,14 @@ class Cpu(HostTarget):
         return kernels_s + (_ARENA_S if wants_memory else 0.0)
 
     def preparing(self, needed: Collection[str] | None = None) -> list[list[Making]]:
-        """Objects of kernels, then what they are linked to; programs do without read headers."""
+        """Return the jobs that compile missing kernel objects, then those that link them."""
         path = compiler() or "g++"
         first, *further = build.makings(path, instruction_set(), _kernels(needed))
         memory = arena.makings(path) if needed is None or arena.NAME in needed else []
         return [[*first, *memory], *further]
 
     def prepare(self, needed: Collection[str] | None = None) -> None:
-        """Compile abele's own kernels, what reserves memory, and the headers of programs."""
+        """Compile abele's library kernels, the allocator and the precompiled headers."""
         path = compiler() or "g++"
         with ThreadPoolExecutor(1) as pool:
             wants_memory = needed is None or arena.NAME in needed
@@ -87,11 +87,11 @@ class Cpu(HostTarget):
             read.result()
 
     def toolchain(self) -> str:
-        """Return what tells the C++ compiler from another; empty without one."""
+        """Return an identifier of the C++ compiler; empty without a compiler."""
         return identity()
 
     def describe(self) -> Mapping[str, Any]:
-        """Describe the machine: compiled code uses every instruction this processor has."""
+        """Return the CPU, instruction set and library versions that compiled code depends on."""
         return {
             "target": self.name,
             "torch": torch.__version__,
@@ -106,7 +106,7 @@ class Cpu(HostTarget):
 
 
 def _kernels(needed: Collection[str] | None) -> list[str] | None:
-    """Return the kernels among the required libraries."""
+    """Return the library kernels among the required libraries; None: all of them."""
     return None if needed is None else [each for each in needed if each != arena.NAME]
 
 

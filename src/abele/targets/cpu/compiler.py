@@ -35,14 +35,14 @@ _NAMES = ("g++", "gcc", "clang")
 
 @functools.cache
 def instruction_set() -> str:
-    """Return the instructions of this processor: a hash of all, and those that torch names."""
+    """Return the CPU's instruction set: a hash of all extensions, and those torch names."""
     capabilities = torch.cpu.get_capabilities()
     named = sorted(name for name, value in capabilities.items() if value is True)
     return " ".join((processor.instructions(), *named))
 
 
 def with_planned_places() -> bool:
-    """Compile what places tensors of torch unless it is there; return whether it can be used."""
+    """Compile the allocator of planned tensor memory; return whether it is usable."""
     path = compiler()
     if path is not None:
         with contextlib.suppress(CompilerError):  # costs memory, nothing else
@@ -51,11 +51,10 @@ def with_planned_places() -> bool:
 
 
 def identity() -> str:
-    """Return a hash of everything that tells the C++ compiler from another, and its version.
+    """Return the C++ compiler's version with a hash of macros and environment variables.
 
-    Its version, the macros that it defines for our flags on this processor (which have the versions
-    of the C++ library and the C library, too), and the variables that change what it does. Empty
-    without a compiler.
+    The macros are those it defines for our flags on this processor (which have the versions of
+    the C++ and C libraries, too); the variables change what it does. Empty without a compiler.
     """
     path = compiler()
     if path is None:
@@ -69,7 +68,7 @@ def identity() -> str:
 def _identity(
     real: str, path: str, size: int, mtime_ns: int, variables: tuple[tuple[str, str], ...]
 ) -> str:
-    """Ask a compiler, or the user's cache where it has been asked before.
+    """Query the compiler's version and macros, or read them from the user's cache.
 
     Asking takes 15 ms. The file of a compiler says by its size and time that it is another one; a
     script or ``ccache`` does not, so those are asked by each process.
@@ -93,7 +92,7 @@ def _identity(
 
 
 def _tells_by_its_file(real: str) -> bool:
-    """Return whether a path is that of a compiler itself, not of a script or another program."""
+    """Return whether a path is a compiler's binary, not a script or another program."""
     try:
         with open(real, "rb") as file:
             return any(each in Path(real).name for each in _NAMES) and file.read(4) == _ELF
@@ -104,7 +103,7 @@ def _tells_by_its_file(real: str) -> bool:
 def kernel_problem(
     library: ctypes.CDLL, kinds: Collection[str] | None = None, *, noted: bool
 ) -> str | None:
-    """Return what is wrong with kernels; None if they pass.
+    """Return why compiled kernels fail their self-test; None if they pass.
 
     Args:
         library: the code of a program, or all kernels.

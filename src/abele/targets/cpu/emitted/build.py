@@ -1,4 +1,4 @@
-"""Compiling and loading the file of a program."""
+"""Compilation and loading of a program's generated C++ file."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _CONSERVATIVE_FLAGS = (
 
 @functools.cache
 def unavailable() -> str | None:
-    """Why emitted code cannot run here, or None if it can."""
+    """Return why generated C++ code cannot run here, or None if it can."""
     library = _library()
     try:
         found = library is not None and hasattr(ctypes.CDLL(str(library)), "sgemm_")
@@ -82,7 +82,7 @@ def _library() -> Path | None:
 
 @functools.cache
 def fingerprint() -> str:
-    """Return a hash of everything that decides what code is emitted."""
+    """Return a hash of the sources of the C++ code generator."""
     digest = hashlib.sha256()
     for folder in (Path(__file__).parent, Path(translation.__file__).parent):
         for source in sorted(folder.rglob("*")):
@@ -92,13 +92,13 @@ def fingerprint() -> str:
 
 
 def kernels_of(text: str) -> list[str]:
-    """Return the sources of the kernels that a file calls, as ``kernels.sources`` names them."""
+    """Return the library kernel sources that generated C++ text calls."""
     called = {s for call, kind in _CALLS.items() if call in text for s in sources.KINDS[kind]}
     return sorted(called)
 
 
 def kernels_for(operators: Iterable[str]) -> set[str]:
-    """Return the sources of all kernels that a file for these operators may call."""
+    """Return all library kernel sources that code for these operators may call."""
     text = " ".join(operators)
     kinds = [
         k for k in _CALLS.values() if any(part in text for part in _OF_OPERATORS.get(k, ("",)))
@@ -109,7 +109,7 @@ def kernels_for(operators: Iterable[str]) -> set[str]:
 def command(
     text: str, source: str, result: str, conservative_objects: Sequence[str] | None = None
 ) -> list[str]:
-    """Return the command that compiles a file and links the kernels that it calls.
+    """Return the command that compiles a generated C++ file and links its kernels.
 
     The objects of these kernels have to be compiled before the command runs.
 
@@ -142,7 +142,7 @@ def _compiler() -> str:
 
 
 def compiled(name: str, text: str, *, conservative: bool = False) -> bytes:
-    """Compile a file to a shared library.
+    """Compile generated C++ text to a shared library.
 
     Args:
         name: of the program.
@@ -178,7 +178,7 @@ def compiled(name: str, text: str, *, conservative: bool = False) -> bytes:
 
 
 def loaded(code: bytes) -> ctypes.CDLL:
-    """Map a shared library into this process.
+    """Load a compiled shared library into this process.
 
     Raises:
         CorruptExecutable: the bytes are no library for this machine.

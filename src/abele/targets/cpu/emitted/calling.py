@@ -1,4 +1,4 @@
-"""Arguments and order of calls of a program's code, stored as text alongside the code."""
+"""Arguments and order of calls of a program's compiled code, stored as text with the code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORMAT = 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Calling:
-    """A plan for calling a program's code.
+    """A plan for calling a program's compiled code and its ATen fallbacks.
 
     Attributes:
         parts: what runs, in order.
@@ -52,7 +52,7 @@ class Calling:
 
 
 def to_text(calling: Calling) -> str | None:
-    """Return the text of a plan; None if an ATen call cannot be serialized."""
+    """Serialize a call plan as JSON text; None if an ATen call cannot be serialized."""
     writer = _Writer()
     try:
         parts = [writer.part(each) for each in calling.parts]
@@ -79,7 +79,7 @@ def to_text(calling: Calling) -> str | None:
 
 
 def from_text(text: str, program: Program) -> Calling | None:
-    """Return the plan of a text that ``to_text`` has written; None if it does not fit.
+    """Parse the call plan that ``to_text`` wrote; None if it does not fit this process.
 
     Args:
         text: of it.
@@ -177,7 +177,7 @@ def _part(data: dict[str, Any], place: Any) -> Segment | Foreign:
 
 
 def _check(calling: Calling, program: Program) -> None:
-    """Refuse what would read or write elsewhere than the program's own tensors."""
+    """Raise an error if a call plan would access memory outside the program's own tensors."""
     inputs = [(each.shape, each.dtype) for each in calling.inputs]
     if inputs != [(slot.shape, slot.dtype) for slot in program.inputs]:
         raise SerializationError("the program has other inputs")

@@ -1,4 +1,4 @@
-"""Loops and sums of images that threads go through channel by channel, all of them in turn.
+"""Fusion of channel reductions and loops over NCHW tensors into blocks of channels.
 
     statistics(images, mean, deviation)              for some channels at a time:
     result = relu((images - mean) / deviation)  ->     statistics, and at once the loop
@@ -39,7 +39,7 @@ _Uses = dict[Buffer, tuple[set[_Steps], bool]]
 
 @dataclasses.dataclass(eq=False)
 class ChannelBlocks(Unit):
-    """Units that run one after the other on some channels at a time.
+    """Loops and reductions that run one after the other on a block of channels at a time.
 
     Attributes:
         units: calls and loops.
@@ -61,12 +61,12 @@ class ChannelBlocks(Unit):
 
     @property
     def block_size(self) -> int:
-        """Elements of one sample of a block."""
+        """Number of elements of a block of channels in one sample."""
         return self.block * self.pixels
 
     @property
     def shift(self) -> str:
-        """From the beginning of images inside to where channel 0 would be for a thread's block."""
+        """Offset, as C++, from a thread's block buffer to its virtual channel 0."""
         return f"first * {self.images[0] * self.pixels} - begin * {self.pixels}"
 
     def apart(self, place: Place) -> int:
@@ -75,12 +75,12 @@ class ChannelBlocks(Unit):
 
     @property
     def elementwise(self) -> bool:
-        """False: the unit is no loop, though it may begin with one."""
+        """False: channel blocks are no elementwise loop, though they may begin with one."""
         return False
 
 
 def block_channels(units: Sequence[Unit], returned: Collection[Buffer]) -> list[Unit]:
-    """Fuse sums over channels with the loops around them.
+    """Fuse reductions over channels with the loops around them.
 
     Args:
         units: in the order in which they run, which the result has but for those in between.
@@ -97,7 +97,7 @@ def block_channels(units: Sequence[Unit], returned: Collection[Buffer]) -> list[
 
 
 class _Group:
-    """Units that may run together, while they are found; the first is a call."""
+    """A growing group of units to fuse by blocks of channels; the first is a reduction call."""
 
     def __init__(self, call: Unit, images: tuple[int, ...]):
         self.units, self.images = [call], images
@@ -105,7 +105,7 @@ class _Group:
 
     @classmethod
     def around(cls, units: Sequence[Unit], index: int) -> _Group | None:
-        """Return the largest group with a call; None if the call has no channels worth fusing."""
+        """Return the largest fusible group around a channel call; None if not worth fusing."""
         call = units[index].operations[0]
         if not isinstance(call, ChannelCall) or not _is_worth_it(call.shape):
             return None
@@ -116,7 +116,7 @@ class _Group:
         return group
 
     def _look(self, units: Sequence[Unit], *, forward: bool) -> None:
-        """Add units that depend on no skipped unit, or on which no skipped unit depends."""
+        """Add neighbouring units whose reordering breaks no dependency on skipped units."""
         between: set[Unit] = set()
         for unit in units:
             needed = unit.before & between if forward else any(unit in b.before for b in between)
@@ -151,7 +151,7 @@ class _Group:
         return True
 
     def put_together(self, units: list[Unit], returned: Collection[Buffer]) -> int:
-        """Replace the group's units by a fused unit, and return the index of that unit."""
+        """Replace the group's units by one fused unit and return its index."""
         first = min(map(units.index, self.units))
         mine = set(self.units)
         operations = [each for unit in self.units for each in unit.operations]
@@ -185,7 +185,7 @@ class _Group:
         return max(1, min(_BLOCK_BYTES // bytes_, channels // _LEAST_PARTS))
 
     def _inside(self, units: Sequence[Unit], returned: Collection[Buffer]) -> frozenset[Buffer]:
-        """Images that only the group reads and writes, and that need not lie in order."""
+        """Return temporary buffers that only the group accesses, so any layout will do."""
         mine = set(self.units)
         others = {buffer for unit in units if unit not in mine for buffer in unit.memory}
         calls = [op for unit in self.units if isinstance(op := unit.operations[0], ChannelCall)]
@@ -210,7 +210,7 @@ def _is_worth_it(images: tuple[int, ...]) -> bool:
 
 
 def _needed_by(unit: Unit, others: Sequence[Unit]) -> list[Unit]:
-    """Return other units that must run before ``unit``, in order."""
+    """Return those of ``others`` that must run before ``unit``, in order."""
     needed, waiting = set[Unit](), [unit]
     within = set(others)
     while waiting:
@@ -244,7 +244,7 @@ def _steps_of(unit: Unit, images: tuple[int, ...]) -> _Uses | None:
 
 
 def _of_call(place: Place, images: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides of a call's tensor: dense images, or a number per channel."""
+    """Return a channel call's tensor strides: dense NCHW, or one number per channel."""
     if place.size == images[1] and place.size != math.prod(images):
         return (0, 1, *(0 for _ in images[2:]))
     inner = [math.prod(images[d + 1 :]) for d in range(len(images))]

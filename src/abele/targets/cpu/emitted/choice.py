@@ -1,4 +1,4 @@
-"""Choice of the programs that are worth code of their own."""
+"""Choice of the programs for which C++ code is generated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 def why(program: Program) -> str | None:
-    """Return why a program gets code of its own, or ``None`` if it does not.
+    """Return why C++ code is generated for a program, or ``None`` if it is not.
 
     Args:
         program: after the common pipeline.
@@ -26,7 +26,7 @@ def why(program: Program) -> str | None:
 
 
 def why_not(program: Program) -> str | None:
-    """Return why a program gets no code of its own, or ``None`` if it does; see ``why``."""
+    """Return why no C++ code is generated for a program, or ``None`` if it is."""
     impossible = why_impossible(program)
     if impossible is not None:
         return impossible
@@ -36,7 +36,7 @@ def why_not(program: Program) -> str | None:
 
 
 def why_impossible(program: Program) -> str | None:
-    """Return why there can be no code for a program, or ``None`` if there can."""
+    """Return why C++ code cannot be generated for a program, or ``None`` if it can."""
     if any(True for _ in subgraphs(program.graph)):
         return "it has loops or branches"
     if any(has_effect(node) for node in program.graph.graph.nodes):
@@ -45,19 +45,19 @@ def why_impossible(program: Program) -> str | None:
 
 
 def _is_worth_code(node: torch.fx.Node) -> bool:
-    """Return whether code, or another lowering, may compute an operator faster than torch."""
+    """Return whether generated code or a lowering may run an operator faster than torch."""
     if node.op != "call_function" or _is_no_work(node):
         return False
     return _is_expressible(node) or node.target in (*convolutions.OPERATORS, *attention.HANDLERS)
 
 
 def _is_no_work(node: torch.fx.Node) -> bool:
-    """Return whether an operator only picks or views the result of another one."""
+    """Return whether an operator only picks a result or is a view."""
     return is_getitem(node) or is_view(node) or node.target in VIEWS
 
 
 def _is_expressible(node: torch.fx.Node) -> bool:
-    """Return whether an operator probably becomes code."""
+    """Return whether generated code probably computes an operator without ATen."""
     if _is_no_work(node):
         return True
     if node.target in convolutions.OPERATORS:

@@ -1,4 +1,4 @@
-"""A program as C++ with clocks: the same code with a look at the clock between its units."""
+"""Instrumented generated code: the same C++ with a clock read between its units."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def with_clocks(
     units: Sequence[Unit],
     kept: Collection[Buffer],
 ) -> Clocked:
-    """Run a program with clocks.
+    """Return a program's generated code as a callable that times each unit.
 
     Args:
         program: after the passes of the lowering.
@@ -52,7 +52,7 @@ def with_clocks(
 
 
 class _Runner(Runner):
-    """Looks at the clock around what is torch's, too; arguments are those of ``Runner``."""
+    """A ``Runner`` that also times ATen calls."""
 
     def __init__(self, program: Program, calling: Calling, library: ctypes.CDLL):
         super().__init__(program, calling, library)
@@ -75,7 +75,7 @@ class _Runner(Runner):
         return call
 
     def times(self) -> list[tuple[int, int]]:
-        """Beginning and end of each unit in the latest run."""
+        """Return the start and end time of each unit in the latest run."""
         times: list[tuple[int, int]] = []
         first = 0
         for index, part in enumerate(self._called):
@@ -89,7 +89,7 @@ class _Runner(Runner):
 
 
 def kernel_of(unit: Unit, kept: Collection[Buffer]) -> Kernel:
-    """Return the operators of a unit, and the bytes that it moves.
+    """Return a fused unit's operators, backend and bytes of memory traffic.
 
     Args:
         unit: of a program as operations.
@@ -115,7 +115,7 @@ def who(unit: Unit) -> str:
 
 
 def _bytes(unit: Unit, kept: Collection[Buffer]) -> int:
-    """Count the bytes of each buffer that a unit reads or writes once, without registers."""
+    """Return a unit's memory traffic in bytes, each buffer once, without registers."""
     pieces: dict[tuple[Buffer, int], int] = {}
     for operation in unit.operations:
         for place in (*operation.reads, *operation.writes):
@@ -127,7 +127,7 @@ def _bytes(unit: Unit, kept: Collection[Buffer]) -> int:
 
 
 def _cost_ns(library: ctypes.CDLL) -> float:
-    """Return the nanoseconds of a read of the clock: there is one for each unit."""
+    """Return the nanoseconds of one clock read in instrumented code."""
     function = getattr(library, COST)
     function.restype = ctypes.c_int64
     return min(function(_LOOKS) for _ in range(3)) / _LOOKS

@@ -1,4 +1,4 @@
-"""Loops that run on rows of a product as soon as these are computed.
+"""Fusion of GEMMs with the elementwise loops that read their results, block of rows by block.
 
     gradient = multiply(a, b)             multiply_by_rows(a, b, rows:
     update(gradient, weight, moments)  ->     update(rows, their weight, their moments))
@@ -20,7 +20,7 @@ from abele.targets.translation.places import Buffer, Kind
 
 @dataclasses.dataclass(eq=False)
 class GemmWithEpilogue(Unit):
-    """A product, and the loop that alone reads it.
+    """A GEMM fused with the elementwise loop that alone reads its result.
 
     Attributes:
         product: the first of the operations.
@@ -66,7 +66,7 @@ def _only_reader(buffer: Buffer, maker: Unit, units: Sequence[Unit]) -> Unit | N
 
 
 def _can_follow(loop: Unit, unit: Unit, product: Product) -> bool:
-    """Return whether a loop may run on some rows before the others are computed."""
+    """Return whether a loop may run on rows of a GEMM before other rows are computed."""
     factors = {place.buffer for place in product.reads}
     result = product.writes[0]
     written = {place.buffer for each in loop.operations for place in each.writes}

@@ -1,4 +1,4 @@
-"""The headers of emitted files, which the compiler reads once per machine and not for each file.
+"""Precompiled headers of generated C++ files, compiled once per machine.
 
 Reading them takes 0.4 s of processor time, a third of what a small program takes. GCC keeps what
 it has read in a file beside the header (``.gch``); it reads the header where that does not fit.
@@ -31,7 +31,7 @@ _GCC = "Free Software Foundation"  # what its --version says
 
 
 def arguments(compiler: str, instruction_set: str) -> list[str]:
-    """Return arguments that include the precompiled headers; none before ``make``.
+    """Return compiler arguments that include the precompiled headers; none before ``make``.
 
     Args:
         compiler: path of the C++ compiler.
@@ -42,10 +42,7 @@ def arguments(compiler: str, instruction_set: str) -> list[str]:
 
 
 def make(compiler: str, instruction_set: str) -> None:
-    """Have the compiler read the headers unless it has; without it, files take longer.
-
-    Takes what ``arguments`` does.
-    """
+    """Precompile the C++ headers for this compiler and CPU, unless cached."""
     with contextlib.suppress(CompilerError, OSError):
         path = _path(compiler, instruction_set)
         if path is None or _is_whole(path):
@@ -64,7 +61,7 @@ def make(compiler: str, instruction_set: str) -> None:
 
 
 def make_beside(compiler: str, instruction_set: str) -> None:
-    """Precompile the headers in a thread: twice the time of a file that reads them itself.
+    """Precompile the C++ headers in a background thread, while a program compiles.
 
     The process exits only after the thread. On one core, the caller precompiles them itself.
 
@@ -84,7 +81,7 @@ def make_beside(compiler: str, instruction_set: str) -> None:
 
 
 def _is_whole(path: Path) -> bool:
-    """Return whether the precompiled header is complete: a crash of the system may truncate it."""
+    """Return whether the precompiled header is complete: a system crash may truncate it."""
     try:
         return path.read_text(encoding="utf-8").endswith(_note(_read(path)))
     except OSError:
@@ -104,7 +101,7 @@ def _text() -> str:
 
 
 def is_gcc(compiler: str) -> bool:
-    """Return whether a compiler is GCC, whose flags and files others do not know.
+    """Return whether a compiler is GCC.
 
     Args:
         compiler: path of the C++ compiler.
@@ -123,7 +120,7 @@ def _version(compiler: str) -> str:
 
 @functools.cache
 def _path(compiler: str, instruction_set: str) -> Path | None:
-    """Return the path of the header; None for a compiler without precompiled headers."""
+    """Return the path of the precompiled header; None if the compiler does not support any."""
     version = _version(compiler)
     if _GCC not in version:
         return None

@@ -1,4 +1,4 @@
-"""Lowering by C++ that is written for the program."""
+"""The CPU lowering that generates C++ code for a program."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from abele.targets.translation.translate import Translator
 
 
 class Emitted(Lowering):
-    """C++ of our own, compiled in seconds."""
+    """A lowering to generated C++, compiled in seconds."""
 
     name = "emitted"
     compiles = True
@@ -57,33 +57,33 @@ class Emitted(Lowering):
     )
 
     def why(self, program: Program) -> str | None:
-        """Take programs of operators that mostly become code."""
+        """Accept programs whose operators mostly become generated C++ code."""
         return choice.why(program)
 
     def why_not(self, program: Program) -> str | None:
-        """Only straight code without effects can be written."""
+        """Reject programs with loops, branches or side effects."""
         return choice.why_impossible(program)
 
     def compile(self, program: Program) -> Compiled:
-        """Write the code and compile it."""
+        """Generate C++ code for a program and compile it."""
         return _compiled(program, conservative=False)
 
     def compile_conservatively(self, program: Program) -> Compiled:
-        """Write the same code and compile it without vectorizers."""
+        """Compile the same C++ code without vectorization."""
         return _compiled(program, conservative=True)
 
     def possible_kernels(self, program: Program) -> Collection[str]:
-        """Kernels by the kinds of operators that there are, and planned places."""
+        """Return the library kernels for a program's operators, and the allocator."""
         operators = {str(each) for each in called_targets(program.graph.graph)}
         return {*build.kernels_for(operators), arena.NAME}
 
     def required_kernels(self, program: Program) -> Collection[str]:
-        """Return the kernels that its code calls, and the allocator if it has ATen calls."""
+        """Return the kernels that generated code calls, and the allocator for ATen calls."""
         plan = planned_code(program)
         return {*build.kernels_of(plan.source.text), *([arena.NAME] if plan.calls_torch else [])}
 
     def source(self, program: Program) -> Source:
-        """Return the code, and what compiles it."""
+        """Return a program's generated C++ code and the command that compiles it."""
         plan = planned_code(program)
         text = plan.source.text
         return Source(
@@ -93,18 +93,18 @@ class Emitted(Lowering):
         )
 
     def load(self, program: Program, payload: bytes) -> Compiled:
-        """Map the compiled code into this process, and plan again how it is called."""
+        """Load compiled code into this process and rebuild its call plan."""
         require_code(payload, "cpu")
         return _runnable(program, planned_code(program).calling(), payload)
 
     def load_planned(self, program: Program, payload: bytes, plan: str) -> Compiled | None:
-        """Map the compiled code into this process; how it is called is known."""
+        """Load compiled code into this process with a stored call plan."""
         require_code(payload, "cpu")
         calling = from_text(plan, program)
         return None if calling is None else _runnable(program, calling, payload)
 
     def memory(self, program: Program) -> MemoryUse:
-        """Return the memory of the plan: the arena, tensors of ATen calls, and results."""
+        """Return a program's planned memory: the arena, tensors of ATen calls, and results."""
         plan = planned_code(program)
         use = plan.memory_use()
         if not plan.calls_torch:
@@ -114,15 +114,15 @@ class Emitted(Lowering):
         return arena.placed(use) if is_planned else use
 
     def why_not_chosen(self, program: Program) -> str | None:
-        """Return why it was not chosen: loops, effects, or too many ATen calls."""
+        """Return why no code is generated: loops, effects, or too many ATen calls."""
         return choice.why_not(program)
 
     def kernel_choices(self, program: Program) -> dict[torch.fx.Node, str]:
-        """Loops, calls, and what torch computes."""
+        """Return how each operator runs: fused loop, library kernel or ATen fallback."""
         return kernel_choices(program, planned_code(program).units, who)
 
     def clocked(self, program: Program) -> Clocked:
-        """Write and compile the code again, with a look at the clock between its units."""
+        """Compile an instrumented copy of the generated code that times each unit."""
         plan = planned_code(program)
         code = plan.written(clocked=True)
         library = build.loaded(build.compiled(program.name, code.text))
@@ -130,7 +130,7 @@ class Emitted(Lowering):
 
 
 class Plan:
-    """A program's units, their memory and their code, before it is compiled.
+    """A program's fused units with their memory plan and C++ code, before compilation.
 
     Args:
         program: after the passes of the lowering.
@@ -160,11 +160,11 @@ class Plan:
 
     @functools.cached_property
     def source(self) -> source.Source:
-        """The code."""
+        """The generated C++ code of the program."""
         return self.written()
 
     def written(self, *, clocked: bool = False) -> source.Source:
-        """Write the code, with reads of the clock between units if it is to be ``clocked``."""
+        """Generate the C++ code, with clock reads between units if ``clocked``."""
         subnormals = self.translation.subnormals
         return source.write(
             self.units, self.offsets, self.kept, clocked=clocked, subnormals=subnormals
@@ -172,7 +172,7 @@ class Plan:
 
     @property
     def calls_torch(self) -> bool:
-        """True if torch computes something between pieces of code."""
+        """True if the program has ATen fallbacks between parts of generated code."""
         return any(isinstance(unit.operations[0], Foreign) for unit in self.units)
 
     def memory_use(self) -> MemoryUse:
@@ -181,7 +181,7 @@ class Plan:
         return memory_use(self.units, self.lives, self.size, self._returned, output)
 
     def calling(self, code: source.Source | None = None) -> Calling:
-        """Return the plan for calling the code, or other code of the same units."""
+        """Return the plan for calling the generated code, or other code of the same units."""
         parts, table = (code or self.source).parts, (code or self.source).table
         called = [part for part in parts if isinstance(part, Foreign)]
         touched = {place.buffer for part in called for place in (*part.reads, *part.writes)}
@@ -199,7 +199,7 @@ class Plan:
         )
 
     def _freed(self, parts: Sequence[Segment | Foreign]) -> list[list[Buffer]]:
-        """Return, after each part, the results of torch's that are not needed any more."""
+        """Return the ATen results that are freed after each part."""
         part_of: list[int] = []  # by unit
         for index, part in enumerate(parts):
             part_of += [index] * (part.calls if isinstance(part, Segment) else 1)
@@ -211,7 +211,7 @@ class Plan:
 
 
 def planned_code(program: Program) -> Plan:
-    """Translate, group, order, place in memory and write a program."""
+    """Lower a program to fused units, a memory plan and C++ code."""
     return Plan(program)
 
 
@@ -253,7 +253,7 @@ class _Emitted(Compiled):
         self._runner, self._library = runner, library
 
     def kernel_problem(self, *, noted: bool) -> str | None:
-        """Test the kernels that were linked to the code."""
+        """Run the self-test of the library kernels linked to the code."""
         return kernel_problem(self._library, noted=noted)
 
     def repeated(self) -> Repeated | None:

@@ -1,4 +1,4 @@
-"""Order of units, and memory of emitted code: its arena, and what torch allocates in parallel."""
+"""Order of units and memory plan of generated code: its arena, and ATen results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HUGE_PAGE = 1 << 21
 
 
 def ordered(units: Sequence[Unit]) -> list[Unit]:
-    """Return the units in an order in which each comes after those that it needs.
+    """Return units in topological order, updates of state as early as possible.
 
     A unit that ends with a new value for a slot runs as soon as it can: what it reads is free
     then. Of the others, the first in the program comes first.
@@ -54,7 +54,7 @@ def ordered(units: Sequence[Unit]) -> list[Unit]:
 
 
 def _updates(unit: Unit) -> bool:
-    """Return whether a unit writes a slot."""
+    """Return whether a unit writes an input slot (state)."""
     return any(place.buffer.kind is Kind.INPUT for each in unit.operations for place in each.writes)
 
 
@@ -64,17 +64,14 @@ def used_by(unit: Unit) -> list[Buffer]:
 
 
 def planned(lives: Lives) -> tuple[dict[Buffer, int], int]:
-    """Return offsets in bytes of all buffers of the arena, and its size."""
+    """Return byte offsets of all buffers in the arena, and the arena's size."""
     own = {each: life for each, life in lives.items() if each.kind is Kind.ARENA and each.size}
     at, total = offsets([each.bytes for each in own], list(own.values()))
     return dict(zip(own, at, strict=True)), total
 
 
 def allocated(size: int) -> torch.Tensor:
-    """Memory for an arena of ``size`` bytes: uint8, at least so many, aligned.
-
-    A large one lies in huge pages where the system has them for who asks.
-    """
+    """Allocate an aligned uint8 arena of at least ``size`` bytes, in huge pages if large."""
     if size < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         memory = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
         return memory[-memory.data_ptr() % ALIGNMENT :]
@@ -148,7 +145,7 @@ def _makers(
 
 
 def until_code_ends(units: Sequence[Unit], lives: Lives) -> dict[Buffer, tuple[int, int]]:
-    """First and last unit of each piece of memory, where torch's results are freed.
+    """Extend lifetimes of ATen results to the end of the segment that reads them.
 
     Code between two calls of torch is one function: whatever it reads is there until its end.
     """

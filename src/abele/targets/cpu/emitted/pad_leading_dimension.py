@@ -1,4 +1,4 @@
-"""Rows of matrices that lie a line further apart than their elements take.
+"""Padding of matrix rows by one cache line, against cache set conflicts in GEMMs.
 
 Lines of memory that are a multiple of 2 KiB apart share one or two sets of the first-level cache,
 each of which holds eight lines or so. A tile of a product touches the same column of more rows than
@@ -32,7 +32,7 @@ _Users = dict[Operation, Unit]
 
 
 def pad_leading_dimension(units: Sequence[Unit], returned: Collection[Buffer]) -> None:
-    """Let rows of matrices that products read or write lie apart where they would share sets.
+    """Pad the rows of GEMM matrices whose rows share cache sets.
 
     Args:
         units: products and loops have become one where they do.
@@ -51,7 +51,7 @@ def pad_leading_dimension(units: Sequence[Unit], returned: Collection[Buffer]) -
 
 
 def _row_length(buffer: Buffer, users: _Users) -> int:
-    """Elements of a row of a matrix whose rows share sets; 0 if it is none."""
+    """Return the row length of a matrix whose rows share cache sets; 0 for other buffers."""
     if buffer.dtype is not torch.float32 or buffer.inside is not None:
         return 0
     for each in users:
@@ -65,7 +65,7 @@ def _row_length(buffer: Buffer, users: _Users) -> int:
 
 
 def _part(buffer: Buffer, length: int, users: _Users) -> None:
-    """Move the rows of a buffer apart, if all that use it can be told."""
+    """Pad the rows of a buffer, if all of its users accept other strides."""
     moves: list[tuple[Operation, dict[Place, Place]]] = []
     for operation, unit in users.items():
         moved: dict[Place, Place] = {}
@@ -114,7 +114,7 @@ def _with_padded_rows(place: Place, length: int, shape: tuple[int, ...] | None) 
 
 
 def _may_lie(operation: Operation, index: int, there: Place) -> bool:
-    """Return whether an operation accepts its tensor of an index with other strides."""
+    """Return whether an operation accepts other strides for its tensor at an index."""
     if isinstance(operation, Product):
         return operation.count == 1
     if isinstance(operation, StridedCall):

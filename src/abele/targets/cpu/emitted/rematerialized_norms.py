@@ -1,4 +1,4 @@
-"""Normalised images that backward computes again, from what it reads anyway.
+"""Rematerialization of normalized activations in backward, from tensors that it reads anyway.
 
     forward:  n = (x - mean) / deviation; y = relu6(n)          writes y
     backward: n = (x - mean) / deviation; g = relu6'(n, grad);   instead of reading n
@@ -22,7 +22,7 @@ from abele.targets.translation.places import Buffer, Kind, Place
 def rematerialize_norms(
     operations: Sequence[Operation], returned: Collection[Buffer]
 ) -> list[Operation]:
-    """Rematerialize normalised images in the loops of backward.
+    """Rematerialize normalized activations in the loops of backward.
 
     Args:
         operations: of a program, in its order; their positions are changed.
@@ -48,7 +48,7 @@ def rematerialize_norms(
 def _chains(
     operations: Sequence[Operation], users: dict[Buffer, list[Operation]]
 ) -> Iterator[list[Pointwise]]:
-    """Yield normalisations, alone and with cheap functions after them, the longest first."""
+    """Yield normalizations, alone and followed by a cheap function, the longest first."""
     for call in operations:
         if not isinstance(call, ChannelCall) or call.apart:
             continue
@@ -86,7 +86,7 @@ def _again(
     users: Sequence[Operation],
     ahead: dict[Operation, list[Operation]],
 ) -> None:
-    """Have loops of backward compute what they read otherwise.
+    """Copy the operations that compute a buffer into the backward loops that read it.
 
     Args:
         made: what computes it.

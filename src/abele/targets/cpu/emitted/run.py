@@ -1,4 +1,4 @@
-"""A program whose code is loaded, as a function of its inputs."""
+"""Execution of a program's loaded code as a function of its inputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _Copy = tuple[int, torch.Tensor, torch.Tensor]
 
 
 class Runner:
-    """Calls the pieces of a program in order.
+    """A callable that runs compiled segments and ATen fallbacks of a program in order.
 
     Args:
         program: says what its inputs are for, and has the constants.
@@ -78,7 +78,7 @@ class Runner:
             self._prepare_repeats(program, library)
 
     def _prepare_repeats(self, program: Program, library: ctypes.CDLL) -> None:
-        """Note which addresses change from run to run."""
+        """Record which pointer table entries change between micro-batches."""
         self._batch = [i for i, slot in enumerate(program.inputs) if slot.role is Role.INPUT]
         entries = [self._entries.get(self._inputs[i].buffer) for i in self._batch]
         # Of the tensors of a batch, those that the code reads.
@@ -94,7 +94,7 @@ class Runner:
         self._repeat.argtypes = [pointer, pointer, ctypes.c_int, *last]
 
     def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Update state in place and return the results.
+        """Run the program: update state in place and return the results.
 
         Args:
             inputs: one tensor for each slot; the list is emptied.
@@ -127,7 +127,7 @@ class Runner:
         return outputs
 
     def _compute(self, threads: int) -> None:
-        """Run all parts; what torch makes is freed where nothing reads it any more."""
+        """Run all segments and ATen calls, freeing ATen results after their last use."""
         if self._places is None:
             for part in self._parts:
                 part(threads)
@@ -140,7 +140,7 @@ class Runner:
                     memory.pop(buffer, None)  # torch makes no gradient that nobody wants
 
     def _taken(self, inputs: list[torch.Tensor]) -> list[_Copy]:
-        """Note where all inputs lie, and return copies of those that lie in another order."""
+        """Record the addresses of all inputs, and return copies of those in other layouts."""
         if len(inputs) != len(self._inputs):  # a missing one would be read at an old address
             raise ValueError(f"the program has {len(self._inputs)} inputs, not {len(inputs)}")
         self._state = None
@@ -154,7 +154,7 @@ class Runner:
         return copies
 
     def _take(self, index: int, tensor: torch.Tensor, copies: list[_Copy]) -> None:
-        """Note where an input lies; a copy takes its place if its elements lie in another order."""
+        """Record an input's address, copying the input if its strides differ from the plan."""
         place = self._inputs[index]
         address = tensor.data_ptr()
         if not place.stride_is(tensor.stride()):
@@ -170,7 +170,7 @@ class Runner:
             self._memory[place.buffer] = tensor
 
     def _results(self) -> list[torch.Tensor | None]:
-        """Memory for what is returned; None where torch or the arena has it."""
+        """Allocate output tensors; None for outputs that ATen or the arena owns."""
         return [
             self._result(place) if place.buffer.kind is Kind.OUTPUT else None
             for place in self._outputs
@@ -217,7 +217,7 @@ class Runner:
         return call
 
     def _keep(self, place: Place, tensor: torch.Tensor) -> None:
-        """Note where a result of torch lies, in the order that the code expects."""
+        """Record the address of an ATen result, copied if its strides differ from the plan."""
         lazy = tensor.is_conj() or tensor.is_neg()  # its memory holds other numbers
         if _is_short(tensor, place):
             assert place.buffer not in self._entries, "code would read beside it"
@@ -229,7 +229,7 @@ class Runner:
             self._table[entry] = tensor.data_ptr()
 
     def _tensor(self, place: Place) -> torch.Tensor:
-        """Return the tensor at a place."""
+        """Return the tensor for a view of a buffer."""
         kind = place.buffer.kind
         if kind is Kind.ARENA:
             begin = self._offsets.get(place.buffer, 0)
@@ -253,7 +253,7 @@ class Runner:
         kept: Sequence[bool],
         marks: list[Any],
     ) -> list[list[torch.Tensor]]:
-        """Run the program for each of ``batches`` in turn; see ``base.Repeated``."""
+        """Run the program for each micro-batch in turn; see ``base.Repeated``."""
         given = self._with(inputs, batches[0])
         with self._lock:
             try:
@@ -302,7 +302,7 @@ class Runner:
     def _all_results(
         self, batches: Sequence[_Batch], kept: Sequence[bool]
     ) -> tuple[list[list[torch.Tensor]], list[int | None]]:
-        """Memory for what is returned, and the addresses that change from run to run."""
+        """Allocate the outputs of all micro-batches; return them with changing addresses."""
         results: list[list[torch.Tensor]] = []
         addresses: list[int | None] = []
         unwanted: tuple[list[torch.Tensor], list[int | None]] | None = None
@@ -320,7 +320,7 @@ class Runner:
         return results, addresses
 
     def bound(self, arguments: Sequence[torch.Tensor], batch: Sequence[int]) -> OfBatch | None:
-        """Return a call that takes the tensors of the batch alone; see ``base.Compiled.bound``."""
+        """Return a callable with bound state that accepts only the batch's tensors."""
         buffers = [place.buffer for place in self._outputs]
         if not self.repeats or len(set(buffers)) < len(buffers):
             return None  # torch computes something, or a result is returned twice
@@ -365,7 +365,7 @@ class Runner:
         batch: Sequence[int],
         rows: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
-        """Run the program when addresses or layouts of any input may have changed."""
+        """Run the program after checking addresses and layouts of all inputs."""
         inputs = list(arguments)
         for position, tensor in zip(batch, rows, strict=True):
             inputs[position] = tensor
@@ -384,7 +384,7 @@ def _is_short(tensor: torch.Tensor, place: Place) -> bool:
 
 
 def _nothing() -> None:
-    """Return None: no input is known before the first call."""
+    """Return None, in place of a weak reference to an input before the first call."""
 
 
 def _lie_alike(batches: Sequence[_Batch]) -> bool:

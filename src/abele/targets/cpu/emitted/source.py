@@ -1,4 +1,4 @@
-"""The text of the C++ file of a program."""
+"""Generation of a program's C++ file."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _REPEAT = f"""extern "C" {_VISIBLE} int {REPEAT}(
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """A function of the file, which runs units between two calls of torch.
+    """A generated C++ function that runs the units between two ATen calls.
 
     Attributes:
         name: of the function.
@@ -55,7 +55,7 @@ class Segment:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A program as C++ and calls of torch.
+    """A program as generated C++ text and ATen calls.
 
     Attributes:
         text: of the file.
@@ -78,7 +78,7 @@ def write(
     clocked: bool = False,
     subnormals: bool = False,
 ) -> Source:
-    """Write the file for units in their order.
+    """Generate the C++ file of a program from its fused units.
 
     Args:
         units: as they are to run.
@@ -209,14 +209,14 @@ class _Writer:
         end: str,
         names: Mapping[Buffer, str] = MappingProxyType({}),
     ) -> str:
-        """Return a call of a loop's function; ``names`` has buffers that are arguments there."""
+        """Return C++ that calls a loop's function; ``names`` are pointers passed by name."""
         name, pointers = self._named(kernel, names)
         return f"{name}({', '.join([*pointers, begin, end])});"
 
     def _named(
         self, kernel: loops.Kernel, names: Mapping[Buffer, str] = MappingProxyType({})
     ) -> tuple[str, list[str]]:
-        """Return the name of a loop's function, and the pointers that it receives."""
+        """Return the name of a loop's function, and its pointer arguments."""
         name = self._names.get(kernel.text)
         if name is None:
             name = self._names[kernel.text] = f"k{len(self._names)}"
@@ -234,7 +234,7 @@ class _Writer:
 
 
 def _segment(name: str, first: list[str], lines: list[str]) -> str:
-    """Return the function of a segment; a long one is split into several functions."""
+    """Return the C++ function of a segment, split into several functions if long."""
     parts: list[str] = []
     if len(lines) > _LONGEST:
         for begin in range(0, len(lines), _LONGEST):
@@ -254,7 +254,7 @@ def _function(head: str, lines: list[str]) -> str:
 
 
 def _with_constants(text: str) -> str:
-    """Hoist the descriptions of sizes that kernels receive to constants, each once."""
+    """Hoist size descriptors of kernel calls to static constants, deduplicated."""
     names: dict[str, str] = {}
 
     def name_of(described: re.Match[str]) -> str:
