@@ -1,4 +1,4 @@
-"""Operators that become calls: of a template, of a kernel, or of the library."""
+"""Table of operators that generated code computes by calling templates or library kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention by our kernel, for sequences whose scores the cache holds."""
+"""Attention by the library kernel, for sequences whose scores fit the L2 cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_KEYS = 1024
 
 
 def attention(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten._scaled_dot_product_flash_attention_for_cpu`` without mask and dropout."""
+    """Translate unmasked ``aten._scaled_dot_product_flash_attention_for_cpu`` to a kernel call."""
     if not is_ours(node):
         return None
     q, k, v, *given = arguments(node)
@@ -35,7 +35,7 @@ def attention(translator: Any, node: torch.fx.Node) -> Any:
 
 
 def attention_backward(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten._scaled_dot_product_flash_attention_for_cpu_backward``, of the same."""
+    """Translate the backward of unmasked scaled dot product attention to a kernel call."""
     if not is_ours(node):
         return None
     grad, q, k, v, y, logarithms, *given = arguments(node)
@@ -50,7 +50,7 @@ def attention_backward(translator: Any, node: torch.fx.Node) -> Any:
 
 
 def is_ours(node: torch.fx.Node) -> bool:
-    """Return whether our kernel computes an attention: float32, no mask, no dropout."""
+    """Return whether the library kernel computes an attention: float32, no mask, no dropout."""
     backward = node.target is aten._scaled_dot_product_flash_attention_for_cpu_backward.default
     heads, given = arguments(node)[: 5 if backward else 3], arguments(node)[6 if backward else 3 :]
     values = [each.meta["val"] for each in heads]
@@ -64,7 +64,7 @@ def is_ours(node: torch.fx.Node) -> bool:
 
 
 def _inputs(translator: Any, nodes: tuple[torch.fx.Node, ...]) -> list[Place]:
-    """Return the tensors of heads, copied unless elements along the depth are adjacent."""
+    """Return query, key and value tensors, copied unless contiguous along the head dimension."""
     places = [translator.places[each] for each in nodes]
     return [
         each if each.stride[3] == 1 or each.shape[3] == 1 else translator.contiguous(each)
@@ -73,13 +73,13 @@ def _inputs(translator: Any, nodes: tuple[torch.fx.Node, ...]) -> list[Place]:
 
 
 def _heads(translator: Any, node: torch.fx.Node, index: int) -> Place:
-    """Memory for a result, in torch's order if its last dimension is in order there."""
+    """Allocate an attention result, in torch's layout if its head dimension is contiguous there."""
     result = translator.new_like(node, index)
     return result if result.stride[3] == 1 else translator.new(result.shape, result.dtype)
 
 
 def _described(node: torch.fx.Node, inputs: list[Place], given: list[Any]) -> tuple[str, str]:
-    """Return ``AbeleAttention`` of ``abi.h`` and the number of useful threads, both in C++."""
+    """Return an attention's C++ descriptor ``AbeleAttention`` and its useful thread count."""
     q, _, v = inputs
     (samples, heads, queries, depth), (keys, value_depth) = q.shape, v.shape[2:]
     scale = options(node).get("scale")
@@ -91,13 +91,13 @@ def _described(node: torch.fx.Node, inputs: list[Place], given: list[Any]) -> tu
 
 
 def _steps(places: Sequence[Place]) -> str:
-    """Return the strides of samples, heads and positions of each tensor, in C++."""
+    """Return the batch, head and sequence strides of attention tensors, as C++."""
     each = (", ".join(map(str, place.stride[:3])) for place in places)
     return "{{" + ", ".join(f"{{{{{steps}}}}}" for steps in each) + "}}"
 
 
 def _places(count: int) -> str:
-    """Return placeholders for the pointers of ``count`` tensors."""
+    """Return format placeholders for the pointers of ``count`` tensors."""
     return ", ".join(f"{{{number}}}" for number in range(count))
 
 

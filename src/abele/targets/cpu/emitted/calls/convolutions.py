@@ -1,12 +1,12 @@
-"""Convolutions and pools by our kernels, and the choice of the convolutions that are GEMMs.
+"""Convolutions and max pools by library kernels, and the choice of algorithm.
 
 A convolution of few channels has its ReLU in its kernel, and its pool of 2 x 2 if nothing else
 reads the result:
 
     conv -> [relu ->] pool          and back:   pool -> [relu ->] conv
 
-What lies between has no memory then. That pays where samples lie side by side in registers: the
-largest of a window is found there, before samples become images again.
+Intermediate results have no memory then. That pays where samples lie side by side in registers:
+the maximum of a window is found there, before samples become images again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LARGEST_IMAGE = 2**31 - 1  # pixels
 
 
 def is_ours(node: _Node) -> bool:
-    """Return whether our code computes a convolution or its backward, instead of the library.
+    """Return whether generated code computes a convolution or its backward, instead of torch.
 
     Args:
         node: any of the two; its images are described in ``meta["val"]``.
@@ -54,14 +54,14 @@ def is_ours(node: _Node) -> bool:
 
 
 def is_product_or_depthwise(node: _Node) -> bool:
-    """Return whether a convolution or its backward is a product, or has a kernel per channel."""
+    """Return whether a convolution or its backward is a GEMM or depthwise."""
     return pointwise_convolutions.is_ours(node) or _is_depthwise(node)
 
 
 def _is_depthwise(node: _Node) -> bool:
-    """Return whether our kernel of each channel computes a convolution or its backward.
+    """Return whether the depthwise kernel computes a convolution or its backward.
 
-    It knows square windows of some sizes, and images that are stored as planes.
+    It knows square windows of some sizes, and NCHW activations.
     """
     convolution = convolution_of(node)
     if convolution is None or convolution.transposed or convolution.image.dim() != 4:
@@ -85,12 +85,12 @@ def _dense(translator: Any, *nodes: _Node | None) -> list[Place]:
 
 
 def _forward_pointers(bias: _Node | None) -> str:
-    """Return the pointers of images, weight, bias and result."""
+    """Return format placeholders for input, weight, bias and result pointers."""
     return "{0}, {1}, {2}, {3}" if bias is not None else "{0}, {1}, nullptr, {2}"
 
 
 def _depthwise(translator: Any, node: _Node) -> Any:
-    """``aten.convolution`` with a kernel for each channel."""
+    """Translate a depthwise ``aten.convolution`` to a kernel call."""
     if not _is_depthwise(node):
         return None
     x, weight, bias, stride, padding, *_ = arguments(node)
@@ -103,7 +103,7 @@ def _depthwise(translator: Any, node: _Node) -> Any:
 
 
 def _depthwise_backward(translator: Any, node: _Node) -> Any:
-    """``aten.convolution_backward`` with a kernel for each channel."""
+    """Translate a depthwise ``aten.convolution_backward`` to a kernel call."""
     if not _is_depthwise(node):
         return None
     grad, x, weight, _, stride, padding, *_, mask = arguments(node)
@@ -115,7 +115,7 @@ def _depthwise_backward(translator: Any, node: _Node) -> Any:
 def _depthwise_sizes(
     x: Place, weight: Place, stride: list[int], padding: list[int], result: Place
 ) -> tuple[str, str]:
-    """Return ``AbeleDepthwise`` of ``abi.h`` and the number of useful threads, both in C++."""
+    """Return the C++ descriptor ``AbeleDepthwise`` and the useful thread count."""
     numbers = (*x.shape, weight.shape[2], stride[0], *pair(padding))
     adds = result.size * math.prod(weight.shape[2:])
     threads = f"abele_threads({result.size}, {adds}, threads)"
@@ -132,7 +132,7 @@ def _add_backward(
     threads: str,
     also: tuple[_Node, ...] = (),
 ) -> list[Place | None]:
-    """Add the call of a gradient, and return the gradients.
+    """Add the call of a convolution's backward kernel, and return the gradients.
 
     Args:
         translator: of the program.
@@ -158,7 +158,7 @@ def _add_backward(
 
 
 def _few_channel(translator: Any, node: _Node) -> Any:
-    """``aten.convolution`` of few channels, with activation and pool if only they read it."""
+    """Translate a convolution of few channels, fused with its activation and pool."""
     if not planes_gain(node):
         return None
     chain = _chain(node)
@@ -179,7 +179,7 @@ def _few_channel(translator: Any, node: _Node) -> Any:
 
 
 def _few_channel_backward(translator: Any, node: _Node) -> Any:
-    """``aten.convolution_backward`` of few channels."""
+    """Translate the backward of a convolution of few channels to a kernel call."""
     if not planes_gain(node):
         return None
     grad, x, weight, _, stride, padding, *_, mask = arguments(node)
@@ -192,7 +192,7 @@ def _few_channel_backward(translator: Any, node: _Node) -> Any:
 def _few_channel_sizes(
     x: Place, weight: Place, stride: list[int], padding: list[int], slope: int = 1
 ) -> str:
-    """Return ``AbeleConv`` of a convolution, in C++.
+    """Return the C++ descriptor ``AbeleConv`` of a convolution.
 
     Args:
         x: its images.
@@ -221,7 +221,7 @@ class _Chain:
 
 
 def _pooled(translator: Any, chain: _Chain) -> tuple[()]:
-    """Add a convolution with its activation and pool; what only these read has no memory."""
+    """Add the call of a convolution fused with its activation and pool."""
     x, weight, bias, stride, padding, *_ = arguments(chain.conv)
     inputs = _dense(translator, x, weight, bias)
     y = translator.new(tuple(chain.pool.meta["val"][0].shape), torch.float32)
@@ -241,7 +241,7 @@ def _pooled(translator: Any, chain: _Chain) -> tuple[()]:
 
 
 def _pooled_backward(translator: Any, node: _Node) -> None:
-    """Add the gradient of a pool with those of its activation and convolution."""
+    """Add the call of a pool's backward fused with activation and convolution backward."""
     nodes = [node]
     while nodes[-1].target is not aten.convolution_backward.default:
         (user,) = nodes[-1].users
@@ -257,7 +257,7 @@ def _pooled_backward(translator: Any, node: _Node) -> None:
 
 
 def _chain(conv: _Node) -> _Chain | None:
-    """Return the ReLU and max pool after a convolution and their gradients, or None."""
+    """Return the ReLU and max pool that follow a convolution and their gradients, or None."""
     relu = _user(conv, aten.relu.default) if len(conv.users) == 1 else None
     source = relu or conv
     pool = _user(source, aten.max_pool2d_with_indices.default)
@@ -288,7 +288,7 @@ def _leads_back(back: _Node, mask: _Node | None, source: _Node, conv: _Node) -> 
 
 
 def _user(node: _Node, target: Any) -> _Node | None:
-    """Return the user of a node with this target, or None."""
+    """Return a node's first user with operator ``target``, or None."""
     return next((user for user in node.users if user.target is target), None)
 
 
@@ -302,7 +302,7 @@ def _pays(chain: _Chain) -> bool:
 
 
 def _max_pool(translator: Any, node: _Node) -> Any:
-    """``aten.max_pool2d_with_indices`` of windows of 2 x 2 that tile an image."""
+    """Translate ``aten.max_pool2d_with_indices`` of 2 x 2 windows to a kernel call."""
     if not _is_our_pool(node):
         return None
     x = translator.contiguous(translator.places[arguments(node)[0]])
@@ -318,9 +318,9 @@ def _max_pool(translator: Any, node: _Node) -> Any:
 
 
 def _max_pool_backward(translator: Any, node: _Node) -> Any:
-    """``aten.max_pool2d_with_indices_backward``, where only it reads places of maxima.
+    """Translate ``aten.max_pool2d_with_indices_backward`` to a kernel call.
 
-    Its convolution is part of the call if both are one forward.
+    The convolution's backward is part of the call if the forward pass has fused both.
     """
     grad, source, *_, places = arguments(node)
     if translator.places[source] == ():
@@ -338,14 +338,14 @@ def _max_pool_backward(translator: Any, node: _Node) -> Any:
 
 
 def _is_our_pool(pool: _Node) -> bool:
-    """Return whether our kernel computes a max pool."""
+    """Return whether the library kernel computes a max pool."""
     x = arguments(pool)[0].meta["val"]
     small = math.prod(x.shape[-2:]) <= _LARGEST_IMAGE
     return x.dtype is torch.float32 and x.numel() > 0 and small and _has_plain_windows(pool)
 
 
 def _has_plain_windows(pool: _Node) -> bool:
-    """Return whether windows are 2 x 2 and do not overlap."""
+    """Return whether a pool's windows are 2 x 2 and do not overlap."""
     _, kernel, *given = arguments(pool)
     stride, padding, dilation, ceil = (*given, *_DEFAULTS[len(given) :])
     sizes = [pair(each) for each in (kernel, stride or kernel)]
@@ -358,7 +358,7 @@ _DEFAULTS: tuple[Any, ...] = ([], [0, 0], [1, 1], False)
 
 
 def _only_for_backward(pool: _Node) -> bool:
-    """Return whether only the gradient reads the indices of maxima."""
+    """Return whether only the pool's backward reads the indices of its maxima."""
     picked = [user for user in pool.users if is_getitem(user) and user.args[1] == 1]
     backward = aten.max_pool2d_with_indices_backward.default
     readers = [user for each in picked for user in each.users]
@@ -366,26 +366,26 @@ def _only_for_backward(pool: _Node) -> bool:
 
 
 def _sizes_and_threads(images: Place) -> tuple[str, str]:
-    """Return ``AbelePool`` of ``abi.h`` and the number of useful threads, both in C++."""
+    """Return a max pool's C++ descriptor ``AbelePool`` and its useful thread count."""
     height, width = images.shape[-2:]
     sizes = f"AbelePool{{{{{images.size // (height * width)}, 1, {height}, {width}, 0}}}}"
     return sizes, f"abele_threads({images.size}, 0, threads)"
 
 
 def _convolution(translator: Any, node: _Node) -> Any:
-    """``aten.convolution``, as GEMMs, by channel or of few channels."""
+    """Translate ``aten.convolution``: as GEMMs, depthwise or of few channels."""
     algorithms = pointwise_convolutions.convolution, _depthwise, _few_channel
     return _first(algorithms, translator, node)
 
 
 def _convolution_backward(translator: Any, node: _Node) -> Any:
-    """``aten.convolution_backward``, as GEMMs, by channel or of few channels."""
+    """Translate ``aten.convolution_backward``: GEMMs, depthwise or few channels."""
     by_gemm = pointwise_convolutions.convolution_backward
     return _first((by_gemm, _depthwise_backward, _few_channel_backward), translator, node)
 
 
 def _first(algorithms: Iterable[Callable[..., Any]], translator: Any, node: _Node) -> Any:
-    """Return the places that the first suitable algorithm gives; None if none is."""
+    """Return the results of the first algorithm that suits a node; None if none does."""
     given = (algorithm(translator, node) for algorithm in algorithms)
     return next((places for places in given if places is not None), None)
 

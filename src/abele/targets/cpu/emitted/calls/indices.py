@@ -1,4 +1,4 @@
-"""Rows of tables, and their gradients."""
+"""Embedding lookups and their gradients as kernel calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FLOATS_OF_ROWS = 8192
 
 
 def embedding(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten.embedding``; torch checks indices that nobody looks at before."""
+    """Translate ``aten.embedding`` to a kernel call, if its indices are bounds-checked."""
     if not is_checked(arguments(node)[1], translator.graph):
         return None
     table, rows = (translator.contiguous(translator.places[each]) for each in arguments(node)[:2])
@@ -30,7 +30,7 @@ def embedding(translator: Any, node: torch.fx.Node) -> Any:
 
 
 def embedding_backward(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten.embedding_dense_backward`` that does not scale by frequency."""
+    """Translate ``aten.embedding_dense_backward`` without frequency scaling."""
     grad, rows, size, padding, scaled = arguments(node)
     if not is_checked(rows, translator.graph):
         return None

@@ -1,4 +1,4 @@
-"""Softmax, losses of labels, and losses that compare two tensors."""
+"""Softmax, label losses, and elementwise losses of two tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COLUMNS = 64
 
 
 def softmax(log: bool) -> Handler:
-    """``aten._softmax`` and ``aten._log_softmax``."""
+    """Return a handler that translates ``aten._softmax`` or ``aten._log_softmax``."""
 
     def handler(translator: Any, node: torch.fx.Node) -> Any:
         x, dim, _ = arguments(node)
@@ -33,7 +33,7 @@ def softmax(log: bool) -> Handler:
 
 
 def softmax_backward(log: bool) -> Handler:
-    """``aten._softmax_backward_data`` and ``aten._log_softmax_backward_data``."""
+    """Return a handler that translates the backward of softmax or log softmax."""
 
     def handler(translator: Any, node: torch.fx.Node) -> Any:
         grad, y, dim, _ = arguments(node)
@@ -61,13 +61,13 @@ def _softmax(
 
 
 def _around(shape: tuple[int, ...], dim: int) -> tuple[int, int, int]:
-    """Return the number of elements outside a dimension, along it, and inside it."""
+    """Return the products of dimensions before a dimension, of itself, and after it."""
     dim %= len(shape)
     return math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :])
 
 
 def nll_loss(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten.nll_loss_forward`` and ``aten.nll_loss2d_forward``."""
+    """Translate ``aten.nll_loss_forward`` and ``aten.nll_loss2d_forward`` to kernel calls."""
     x, target, weight, kind, ignored = arguments(node)
     reads = _labelled(translator, x, (x, target, weight))
     if reads is None:
@@ -83,7 +83,7 @@ def nll_loss(translator: Any, node: torch.fx.Node) -> Any:
 
 
 def nll_loss_backward(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten.nll_loss_backward`` and ``aten.nll_loss2d_backward``."""
+    """Translate ``aten.nll_loss_backward`` and its 2d variant to kernel calls."""
     grad, x, target, weight, kind, ignored, total = arguments(node)
     reads = _labelled(translator, x, (grad, target, weight, total))
     if reads is None:
@@ -113,7 +113,7 @@ _MEAN, _SUM = 1, 2
 
 
 def loss(text: str, limit: float | None = None, *, weighted: bool = False) -> Handler:
-    """Return a handler of a loss.
+    """Return a handler that translates an elementwise loss of two tensors.
 
     Args:
         text: the loss of one element; ``{0}`` and ``{1}`` are what is compared, ``{2}`` a limit.
@@ -143,7 +143,7 @@ def loss(text: str, limit: float | None = None, *, weighted: bool = False) -> Ha
 
 
 def gradient(text: str, *, limited: bool = False, weighted: bool = False) -> Handler:
-    """Return a handler of a loss's gradient.
+    """Return a handler that translates the gradient of an elementwise loss.
 
     Args:
         text: ``{0}`` is the gradient of the loss, ``{1}`` and ``{2}`` are what is compared,
@@ -171,7 +171,7 @@ def gradient(text: str, *, limited: bool = False, weighted: bool = False) -> Han
 
 
 def _compared(translator: Any, *nodes: Any) -> list[Place] | None:
-    """Return both tensors contiguous; None unless they are floats of one shape."""
+    """Return both operands of a loss contiguous; None unless float32 of one shape."""
     places = [translator.places[each] for each in nodes]
     same = places[0].shape == places[1].shape and places[0].size
     if not same or any(each.dtype is not torch.float32 for each in places):

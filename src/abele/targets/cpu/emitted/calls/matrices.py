@@ -1,4 +1,4 @@
-"""Products of matrices."""
+"""Matrix multiplications as calls of a GEMM kernel or torch's BLAS."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WORK_PER_THREAD = 60000
 
 
 def mm(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten.mm``."""
+    """Translate ``aten.mm`` to a GEMM call."""
     if not _computable(node):
         return None
     a, b = (translator.places[each] for each in arguments(node))
@@ -26,7 +26,7 @@ def mm(translator: Any, node: torch.fx.Node) -> Any:
 
 
 def addmm(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten.addmm``: the product, and a sum that may become part of another loop."""
+    """Translate ``aten.addmm`` to a GEMM call and a sum that may be fused into a loop."""
     if not _computable(node):
         return None
     added, a, b = (translator.places[each] for each in arguments(node))
@@ -36,7 +36,7 @@ def addmm(translator: Any, node: torch.fx.Node) -> Any:
 
 
 def bmm(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten.bmm``."""
+    """Translate ``aten.bmm`` to a batched GEMM call."""
     if not _computable(node):
         return None
     a, b = (translator.places[each] for each in arguments(node))
@@ -44,7 +44,7 @@ def bmm(translator: Any, node: torch.fx.Node) -> Any:
 
 
 def baddbmm(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten.baddbmm``."""
+    """Translate ``aten.baddbmm`` to a batched GEMM call and an elementwise sum."""
     if not _computable(node):
         return None
     added, a, b = (translator.places[each] for each in arguments(node))
@@ -102,7 +102,7 @@ def _usable_batch(translator: Any, matrices: Place) -> Place:
 
 
 def multiplied(translator: Any, a: Place, b: Place) -> Place:
-    """Multiply two matrices and return the result.
+    """Add the GEMM of two matrices and return its result.
 
     Args:
         translator: what the operation is added to.
@@ -128,7 +128,7 @@ def multiplied(translator: Any, a: Place, b: Place) -> Place:
 
 
 def usable(translator: Any, matrix: Place) -> Place:
-    """Return the matrix, copied unless elements of its rows or columns are adjacent."""
+    """Return a matrix for a GEMM, copied unless its rows or columns are contiguous."""
     return matrix if _is_usable(matrix) else translator.contiguous(matrix)
 
 

@@ -1,4 +1,4 @@
-"""Layer and group norms."""
+"""Layer, group and batch norms as kernel calls."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _sums(
 
 
 def _all_channels(x: Place, part: str) -> str:
-    """Return C++ that shares channels between threads; ``part`` computes some of them."""
+    """Return C++ that divides channels among threads; ``part`` computes a range of them."""
     most = max(1, min(x.shape[1], x.size // _FLOATS_PER_THREAD))
     body = f"[&](Index begin, Index end) {{{{ {part}; }}}}"
     return f"abele::share<{most}>({x.shape[1]}, threads, {body})"
@@ -74,12 +74,12 @@ def _workers(parts: int, floats: int) -> int:
 
 
 def _passes(parts: int, x: Place) -> int:
-    """Return the number of useful threads for a kernel that reads images twice."""
+    """Return the useful thread count for a norm kernel that reads its input twice."""
     return _workers(parts, 2 * x.size)
 
 
 def layer_norm(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten.native_layer_norm``."""
+    """Translate ``aten.native_layer_norm`` to a kernel call."""
     x, shape, weight, bias, eps = (_place(translator, each) for each in arguments(node))
     x = translator.contiguous(x)
     size = math.prod(shape)
@@ -96,7 +96,7 @@ def layer_norm(translator: Any, node: torch.fx.Node) -> Any:
 
 
 def layer_norm_backward(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten.native_layer_norm_backward``."""
+    """Translate ``aten.native_layer_norm_backward`` to kernel calls."""
     grad, x, shape, mean, rstd, weight, _, mask = (_place(translator, a) for a in arguments(node))
     if x.dtype is not torch.float32 or not x.size or (weight is None and any(mask[1:])):
         return None
@@ -122,7 +122,7 @@ def layer_norm_backward(translator: Any, node: torch.fx.Node) -> Any:
 
 
 def group_norm(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten.native_group_norm``."""
+    """Translate ``aten.native_group_norm`` to a kernel call."""
     x, weight, bias, samples, channels, pixels, groups, eps = (
         _place(translator, each) for each in arguments(node)
     )
@@ -138,7 +138,7 @@ def group_norm(translator: Any, node: torch.fx.Node) -> Any:
 
 
 def group_norm_backward(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten.native_group_norm_backward``."""
+    """Translate ``aten.native_group_norm_backward`` to kernel calls."""
     grad, x, mean, rstd, weight, samples, channels, pixels, groups, _ = (
         _place(translator, each) for each in arguments(node)
     )
@@ -162,7 +162,7 @@ def group_norm_backward(translator: Any, node: torch.fx.Node) -> Any:
 
 
 def _mask(node: torch.fx.Node) -> torch.fx.Node | None:
-    """Backward of a ReLU that made what is normalised, if it alone reads the gradient of that."""
+    """Return the ReLU backward that alone reads a norm's input gradient, or None."""
     gradients = [user for user in node.users if user.args[1] == 0]
     users = [user for each in gradients for user in each.users]
     if len(users) != 1 or users[0].target is not aten.threshold_backward.default:

@@ -1,10 +1,10 @@
-"""Convolutions of 1x1, and those whose windows lie side by side: products for each sample.
+"""Convolutions with 1x1 or non-overlapping windows, as one GEMM per sample.
 
     y = convolution(x, w)   ->   y[n] = w x[n]
 
-Images lie as planes, and a product reads those of 1x1 where they are: rows of ``x[n]`` are
-channels, columns are pixels. Otherwise windows are brought _together first: rows are the numbers of
-a window, columns windows. The library changes the order of images before and after it computes.
+Activations are NCHW, and a GEMM reads those of 1x1 where they are stored: rows of ``x[n]`` are
+channels, columns are pixels. Otherwise windows are gathered first: rows are the elements of a
+window, columns windows. Torch's library changes the layout before and after it computes.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _FEW_WEIGHTS = 1 << 16
 
 
 def is_ours(node: torch.fx.Node) -> bool:
-    """Return whether a convolution or its backward is computed as a product.
+    """Return whether a convolution or its backward is computed as a GEMM.
 
-    Its windows do not overlap, it has no padding, dilation, transposition or groups, and its images
-    are float32 as planes, with enough channels and pixels.
+    Its windows do not overlap, it has no padding, dilation, transposition or groups, and its input
+    is float32 NCHW, with enough channels and pixels.
 
     Args:
-        node: any of the two; its images are described in ``meta["val"]``.
+        node: any of the two; its tensors are described in ``meta["val"]``.
     """
     convolution = convolution_of(node)
     if convolution is None or not _are_side_by_side(convolution.weight.shape, convolution.stride):
@@ -57,7 +57,7 @@ def is_ours(node: torch.fx.Node) -> bool:
 
 
 def _fills_tiles(pixels: int, weights: int) -> bool:
-    """Return whether the tiles of a GEMM per sample waste little."""
+    """Return whether a GEMM per sample fills most of its tiles with pixels."""
     rest = pixels % _TILE
     computed = pixels - rest + (0 if rest == 0 else _HALF if rest <= _HALF else _TILE)
     enough = weights <= _FEW_WEIGHTS or pixels >= _LEAST_FILLED * computed
@@ -65,7 +65,7 @@ def _fills_tiles(pixels: int, weights: int) -> bool:
 
 
 def convolution(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten.convolution`` of windows that do not overlap."""
+    """Translate ``aten.convolution`` of non-overlapping windows to GEMMs."""
     if not is_ours(node):
         return None
     x, weight, bias, stride, *_ = arguments(node)
@@ -81,7 +81,7 @@ def convolution(translator: Any, node: torch.fx.Node) -> Any:
 
 
 def convolution_backward(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten.convolution_backward`` of windows that do not overlap."""
+    """Translate ``aten.convolution_backward`` of non-overlapping windows to GEMMs."""
     if not is_ours(node):
         return None
     grad, x, weight, _, stride, *_, mask = arguments(node)
@@ -104,7 +104,7 @@ def convolution_backward(translator: Any, node: torch.fx.Node) -> Any:
 
 
 def _is_apart(images: Place, weights: int) -> bool:
-    """Return whether each sample is a GEMM of its own."""
+    """Return whether each sample of a convolution is a GEMM of its own."""
     return images.shape[0] > 1 and _fills_tiles(images.shape[2], weights)
 
 
@@ -153,7 +153,7 @@ def _steps(matrices: Place) -> str:
 
 
 def _weight(translator: Any, place: Place) -> Place:
-    """Return a weight as a matrix; a 1x1 weight need not be contiguous."""
+    """Return a convolution weight as a matrix; a 1x1 weight need not be contiguous."""
     if math.prod(place.shape[2:]) == 1:
         return Place(place.buffer, place.shape[:2], place.stride[:2], place.offset)
     place = translator.contiguous(place)
@@ -186,19 +186,19 @@ def _are_side_by_side(weight: Sequence[int], stride: Sequence[int]) -> bool:
 def _windows_along(
     images: Sequence[int], weight: Sequence[int], stride: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return the number of windows along each dimension, without padding."""
+    """Return a convolution's number of windows along each dimension, without padding."""
     rank = len(images) - 2
     return result_shape(images, weight, _each(stride, rank), [0] * rank)[2:]
 
 
 def _matrices_of(place: Place, rows: int, pixels: int) -> Place:
-    """Contiguous memory as a matrix for each sample."""
+    """Return a contiguous tensor viewed as a matrix for each sample."""
     shape = place.shape[0], rows, pixels
     return Place(place.buffer, shape, contiguous_stride(shape), place.offset)
 
 
 def _seen_as(matrices: Place, shape: tuple[int, ...]) -> Place:
-    """Matrices as images ``[N, C, ...]``, or as windows ``[N, C, kernel ..., windows ...]``."""
+    """View matrices as ``[N, C, ...]``, or as windows ``[N, C, kernel ..., windows ...]``."""
     (_, rows, _), (sample, row, _) = matrices.shape, matrices.stride
     split = next(i for i in range(2, len(shape) + 1) if math.prod(shape[1:i]) == rows)
     strides = (row * each for each in contiguous_stride(shape[1:split]))
@@ -213,14 +213,14 @@ def _seen_as(matrices: Place, shape: tuple[int, ...]) -> Place:
 def _read_by_windows(
     translator: Any, images: Place, weight: tuple[int, ...], stride: list[int]
 ) -> Place:
-    """Return the pixels that windows read, as matrices whose rows are elements of a window."""
+    """Gather the pixels that windows read into matrices ``[window elements, windows]``."""
     read = translator.contiguous(_windows(images, weight, stride))
     pixels = math.prod(_windows_along(images.shape, weight, stride))
     return _matrices_of(read, math.prod(weight[1:]), pixels)
 
 
 def _windows(images: Place, weight: tuple[int, ...], stride: list[int]) -> Place:
-    """Images ``[N, C, ...]`` as what windows read: ``[N, C, kernel ..., windows ...]``."""
+    """Return a view of activations by windows: ``[N, C, kernel ..., windows ...]``."""
     steps, strides = _each(stride, len(images.shape) - 2), images.stride[2:]
     shape = *images.shape[:2], *weight[2:], *_windows_along(images.shape, weight, stride)
     further = [a * b for a, b in zip(strides, steps, strict=True)]
@@ -234,7 +234,7 @@ def _spread_by_windows(
     weight: tuple[int, ...],
     stride: list[int],
 ) -> Place:
-    """Images with these numbers where windows read some, and 0 elsewhere."""
+    """Scatter matrices of window elements to pixels, with 0 where no window reads."""
     if set(weight[2:]) == set(stride) == {1}:
         return _seen_as(read, shape)
     images = translator.new(shape, read.dtype)

@@ -1,4 +1,4 @@
-"""GEMMs by our kernel."""
+"""Calls of the GEMM kernel in generated C++."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Steps = str
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Product(Call):
-    """``writes[0] = reads[0] reads[1]``.
+    """A call of the GEMM kernel: ``writes[0] = reads[0] @ reads[1]``.
 
     Attributes:
         count: of such products.
@@ -54,7 +54,7 @@ class Product(Call):
     summed: bool = False
 
     def described(self) -> str:
-        """Return ``AbeleProduct`` of ``abi.h`` in C++, with braces escaped for ``format``."""
+        """Return the GEMM's C++ descriptor ``AbeleProduct``, with braces escaped."""
         rows, columns, _ = self.sizes
         result = 0 if self.summed else rows * columns, self.writes[0].stride[-2]
         flags = 0, 0, int(self.halves)
@@ -62,7 +62,7 @@ class Product(Call):
         return f"AbeleProduct{{{{{', '.join(map(str, numbers))}}}}}"
 
     def move(self, change: Callable[[Place], Place]) -> None:
-        """Move the tensors and update the row strides in the text."""
+        """Replace the tensors of a GEMM and update the strides in its C++ text."""
         factors, (result,) = self.reads, self.writes
         super().move(change)
         pairs = zip(factors, self.reads, self.steps, strict=True)
@@ -81,12 +81,12 @@ class Product(Call):
 
     @property
     def threads(self) -> str:
-        """Number of useful threads, in C++."""
+        """Number of useful threads for the GEMM, as C++."""
         return threads_for(self.adds)
 
     @property
     def is_faster_by_rows(self) -> bool:
-        """True if a loop that reads the result is faster fused by blocks of rows.
+        """True if a loop that reads the GEMM's result is faster fused by row blocks.
 
         The result is larger than the caches that are near a processor, and the right factor, which
         all rows need, is not; or there are few samples, and little is packed.
@@ -98,18 +98,18 @@ class Product(Call):
 
     @property
     def keeps_factor(self) -> bool:
-        """True if the right factor stays in the L2 cache of each thread."""
+        """True if the GEMM's right factor stays in the L2 cache of each thread."""
         _, columns, inner = self.sizes
         return inner * columns <= _LARGEST_KEPT
 
 
 def threads_for(adds: int) -> str:
-    """Return the number of useful threads for ``adds`` FMAs, in C++."""
+    """Return the number of useful threads for ``adds`` FMAs, as C++."""
     return f"abele_threads(0, {_WORK_PER_ADD * adds}, threads)"
 
 
 def is_ours(dtype: torch.dtype, rows: int, columns: int, inner: int) -> bool:
-    """Return whether our kernel computes a GEMM."""
+    """Return whether the library kernel computes a GEMM, by dtype and sizes."""
     large = rows >= _LEAST_ROWS and columns >= _LEAST_COLUMNS
     return dtype is torch.float32 and large and rows * columns * inner >= _LEAST_WORK
 
@@ -123,7 +123,7 @@ def product(
     *,
     summed: bool = False,
 ) -> Product:
-    """Return a GEMM; the last two dimensions of the tensors are the matrices.
+    """Return a call of the GEMM kernel, batched if ``count`` is more than one.
 
     Args:
         a: rows and inner dimension.
@@ -147,7 +147,7 @@ def _multiplied(made: Product) -> str:
 
 
 def by_rows(made: Product, turns: int, loop: str) -> str:
-    """Return the call of a GEMM whose result is consumed row by row and never stored.
+    """Return the C++ call of a GEMM whose result rows go to a loop and are never stored.
 
     Args:
         made: the product.
@@ -161,13 +161,13 @@ def by_rows(made: Product, turns: int, loop: str) -> str:
 
 
 def room_for_packed(factor: Place, new: _New) -> Place:
-    """Memory for a right factor once it is packed."""
+    """Allocate memory for the packed right factor of a GEMM."""
     inner, columns = factor.shape
     return new((inner, -(-columns // _PACKED_COLUMNS) * _PACKED_COLUMNS), factor.dtype)
 
 
 def packing(factor: Place, packed: Place) -> Call:
-    """Return the operation that packs a right factor.
+    """Return the call that packs the right factor of a GEMM.
 
     Args:
         factor: inner dimension and columns, in any order.

@@ -1,4 +1,4 @@
-"""Loops over the time steps of recurrent layers, by our kernels."""
+"""Time loops of recurrent layers (LSTM, GRU) as kernel calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _KERNELS = {
 
 
 def loop(translator: Any, node: torch.fx.Node) -> Any:
-    """Pack the weight of a loop, and compute all steps with one call.
+    """Translate a recurrent layer's time loop: pack its weight, compute all steps in one call.
 
     Args:
         translator: of the program.
@@ -63,7 +63,7 @@ def loop(translator: Any, node: torch.fx.Node) -> Any:
 
 
 def _sizes(results: Sequence[torch.Tensor], *, forward: bool) -> tuple[int, int, int]:
-    """Return the steps, batch and units of a layer."""
+    """Return the time steps, batch size and hidden units of a recurrent layer."""
     if forward:  # states before and after each step
         steps, batch, units = results[0].shape
         return steps - 1, batch, units
@@ -76,7 +76,7 @@ def _turned(place: Place) -> Place:
 
 
 def _packed(translator: Any, factor: Place) -> Place:
-    """Pack the right factor of the GEMMs of all steps once."""
+    """Pack the right factor of the GEMMs of all time steps once."""
     packed = products.room_for_packed(factor, translator.new)
     translator.add(products.packing(factor, packed))
     return packed

@@ -1,4 +1,4 @@
-"""Sums and means."""
+"""Sum and mean reductions as kernel calls."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _ONE: _Dim = (1, 0, 0)
 
 
 def sum_(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten.sum`` over some or all dimensions."""
+    """Translate ``aten.sum`` over some or all dimensions to a kernel call."""
     return _reduced(translator, node, mean=False)
 
 
 def mean(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten.mean`` over some or all dimensions."""
+    """Translate ``aten.mean`` over some or all dimensions to a kernel call."""
     return _reduced(translator, node, mean=True)
 
 
@@ -52,7 +52,7 @@ def _reduced(translator: Any, node: torch.fx.Node, *, mean: bool) -> Any:
 
 
 def summed(place: Place, result: Place, reduced: set[int], scale: float) -> StridedCall:
-    """Return the call of a sum; the tensor may get strides with the same summation order.
+    """Return the call of a sum reduction that accepts strides with an equal summation order.
 
     Takes what ``sum_text`` does, and has to be possible.
     """
@@ -71,14 +71,14 @@ def summed(place: Place, result: Place, reduced: set[int], scale: float) -> Stri
 
 
 def moved_last(place: Place, reduced: set[int]) -> Place:
-    """Permute the reduced dimensions of a tensor behind the others."""
+    """Permute the reduced dimensions of a tensor behind all other dimensions."""
     order = sorted(range(len(place.shape)), key=lambda d: d in reduced)
     shape, stride = (tuple(each[d] for d in order) for each in (place.shape, place.stride))
     return Place(place.buffer, shape, stride, place.offset)
 
 
 def sum_text(place: Place, result: Place, reduced: set[int], scale: float) -> str | None:
-    """Return the call that sums over ``reduced`` dimensions, or None if strides are too mixed.
+    """Return the C++ call of a sum reduction, or None for unsupported strides.
 
     Args:
         place: what is summed.
@@ -103,7 +103,7 @@ def sum_text(place: Place, result: Place, reduced: set[int], scale: float) -> st
 
 
 def _groups(place: Place, reduced: set[int]) -> tuple[_Dim, _Dim, _Dim, _Dim] | None:
-    """Two groups of dimensions that stay and two that are summed, or None if there are more."""
+    """Return a sum's two outer and two reduced merged dimensions; None if more are needed."""
     kept = [d for d in range(len(place.shape)) if d not in reduced]
     steps = contiguous_stride(tuple(place.shape[d] for d in kept))
     result_stride = dict(zip(kept, steps, strict=True))
@@ -122,12 +122,12 @@ def _groups(place: Place, reduced: set[int]) -> tuple[_Dim, _Dim, _Dim, _Dim] | 
 
 
 def _is_of_columns(inner: _Dim) -> bool:
-    """Return whether adjacent sums are those of adjacent elements."""
+    """Return whether the inner dimension of a sum is contiguous in input and result."""
     return inner[1] == 1 and inner[2] == 1
 
 
 def _order(groups: tuple[_Dim, _Dim, _Dim, _Dim] | None) -> tuple[object, ...] | None:
-    """Return a key that is equal for tensors whose elements are added in the same order."""
+    """Return a key that is equal for layouts with the same summation order."""
     if groups is None:
         return None
     return *((size, result) for size, _, result in groups), _is_of_columns(groups[1])

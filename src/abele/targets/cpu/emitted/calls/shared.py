@@ -1,4 +1,4 @@
-"""Calls of what threads may share: of a template for small work, else of the kernels' library.
+"""C++ calls of multithreaded kernels: a template for small work, else a library function.
 
 A compiler needs more time for these templates than for all other code of a transformer's program,
 so the library has them. One thread's work is small: there the compiler knows all sizes.
@@ -25,7 +25,7 @@ def call(
     *,
     of_floats: bool = True,
 ) -> str:
-    """Return the text of a call.
+    """Return the C++ call of a multithreaded kernel.
 
     Args:
         name: of the template.

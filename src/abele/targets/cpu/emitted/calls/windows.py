@@ -1,4 +1,4 @@
-"""Mean pools: sums of strided slices, and broadcasts."""
+"""Average pools as elementwise sums of strided slices, and their gradients as broadcasts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Size = tuple[int, int]
 
 
 def mean_pool(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten.avg_pool2d`` without padding."""
+    """Translate ``aten.avg_pool2d`` without padding to an elementwise sum."""
     x, *given = arguments(node)
     place = translator.places[x]
     kernel, stride = _windows(given)
@@ -38,7 +38,7 @@ def mean_pool(translator: Any, node: torch.fx.Node) -> Any:
 
 
 def mean_pool_backward(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten.avg_pool2d_backward`` without padding, of windows that do not overlap."""
+    """Translate ``aten.avg_pool2d_backward`` of non-overlapping windows to a broadcast."""
     grad, x, *given = arguments(node)
     grad, shape = translator.places[grad], translator.places[x].shape
     kernel, stride = _windows(given)
@@ -55,7 +55,7 @@ def mean_pool_backward(translator: Any, node: torch.fx.Node) -> Any:
 
 
 def _window(place: Place, at: _Size, stride: _Size, out: tuple[int, ...]) -> Place:
-    """Return the elements at a position of each window."""
+    """Return a strided view of the element at one position of each pooling window."""
     rank = len(place.shape)
     for dim, start, step in zip((rank - 2, rank - 1), at, stride, strict=True):
         place = sliced(place, dim, start, out[dim], step)
@@ -63,7 +63,7 @@ def _window(place: Place, at: _Size, stride: _Size, out: tuple[int, ...]) -> Pla
 
 
 def _blocks(small: Place, large: Place, factor: _Size) -> tuple[Place, Place]:
-    """Return each element of a tensor, and the block of the other that belongs to it."""
+    """Return views that pair each pooled element with its window in the larger tensor."""
     *outer, height, width = small.shape
     shape = (*outer, height, factor[0], width, factor[1])
     *steps, down, right = large.stride
@@ -77,7 +77,7 @@ def _blocks(small: Place, large: Place, factor: _Size) -> tuple[Place, Place]:
 
 
 def _windows(given: list[Any]) -> tuple[_Size | None, _Size | None]:
-    """Return kernel and stride of a pool without padding, whose windows all lie inside."""
+    """Return kernel and stride of an average pool; None with padding or partial windows."""
     kernel, stride, padding, ceil, _, divisor = (*given, *_DEFAULTS[len(given) :])
     if any(padding) or ceil or divisor is not None:
         return None, None
