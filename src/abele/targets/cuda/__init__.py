@@ -1,4 +1,4 @@
-"""Programs on this machine's NVIDIA GPU, each call one replay of a captured graph."""
+"""The CUDA target: programs on an NVIDIA GPU, replayed as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Cuda(Target):
     measures = False  # the clock of the host does not see how long a GPU takes
 
     def unavailable(self) -> str | None:
-        """Require a CUDA build of torch and a GPU."""
+        """Return why no GPU is usable, or None with a CUDA build of torch and a GPU."""
         if torch.version.cuda is None:
             return "this torch is built without CUDA. Install a CUDA build of torch 2.13."
         with warnings.catch_warnings():  # of a missing driver, which the reason says anyway
@@ -35,20 +35,20 @@ class Cuda(Target):
         return None
 
     def device(self) -> torch.device:
-        """Return the current GPU."""
+        """Return the current CUDA device."""
         return current_gpu()
 
     def interpreted(self, program: Program) -> tuple[Program, Run]:
-        """Return the program on this GPU, and what calls torch's kernels for its operators."""
+        """Return the program moved to the GPU, and a callable that runs torch's kernels."""
         moved = to_gpu(program)
         return moved, straight_run(moved)
 
     def toolchain(self) -> str:
-        """Return the version of NVRTC, which torch brings in several for one version of CUDA."""
+        """Return the NVRTC version, which may differ for the same CUDA version of torch."""
         return nvrtc.version()
 
     def describe(self) -> Mapping[str, Any]:
-        """Describe the GPU by its compute capability, for which kernels are compiled."""
+        """Return the GPU's compute capability and library versions, for cache keys."""
         major, minor = torch.cuda.get_device_capability()
         return {
             "target": self.name,

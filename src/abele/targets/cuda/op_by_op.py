@@ -1,4 +1,4 @@
-"""Lowering to torch's own kernels, one after the other."""
+"""The CUDA lowering that runs torch's own kernels one after the other."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from abele.targets.replay import CudaGraphs, replayed
 
 
 def current_gpu() -> torch.device:
-    """Return the current GPU."""
+    """Return the current CUDA device."""
     return torch.device("cuda", torch.cuda.current_device())
 
 
 def to_gpu(program: Program) -> Program:
-    """Capture runs on the host; the first lowering step is to move to the GPU."""
+    """Move a program that was captured on the host to the GPU."""
     return on_device(program, current_gpu())
 
 
@@ -38,19 +38,19 @@ def straight_run(program: Program) -> Run:
 
 
 class OpByOp(Lowering):
-    """Torch's kernels, replayed as one captured graph; nothing is compiled."""
+    """A lowering to torch's kernels, replayed as one CUDA graph; nothing is compiled."""
 
     name = "op_by_op"
     manner = "run with torch's own kernels"
     passes = (to_gpu, gpu_attention, gpu_norms)
 
     def why(self, program: Program) -> str | None:
-        """Take every program."""
+        """Accept every program."""
         del program
         return "torch's own kernels run every program"
 
     def compile(self, program: Program) -> Compiled:
-        """Write the graph as one function of Python."""
+        """Compile the graph to a Python function, replayed as a CUDA graph."""
         return replayed(program, Compiled(straight_run(program)), CudaGraphs())
 
     def kernel_choices(self, program: Program) -> dict[torch.fx.Node, str]:

@@ -1,5 +1,5 @@
-"""A program as operations on memory, and the text of its loops: where code for any device begins.
+"""Device-independent translation of programs to operations on buffers, and C++ loops.
 
-Processors (``targets/cpu/emitted``) and GPUs (``targets/cuda/emitted``) each say in a dialect what
-their code knows beside.
+The code generators of the CPU (``targets/cpu/emitted``) and of GPUs (``targets/cuda/emitted``)
+add their own kernels to it.
 """

@@ -1,4 +1,4 @@
-"""Batch norms: sums of each channel are what a device has for them, the rest joins loops."""
+"""Translation of batch norms: device-specific channel sums, elementwise loops for the rest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 class BatchNorms:
-    """Translates batch norms.
+    """Handlers that translate batch norms, given a device's channel reductions.
 
     Args:
         usable: whether sums are there for these images.
@@ -38,7 +38,7 @@ class BatchNorms:
 
     @property
     def handlers(self) -> dict[Any, Handler]:
-        """Handlers of all batch norms."""
+        """Translation handlers of all batch norm operators."""
         return {
             aten._native_batch_norm_legit_functional.default: self.training,
             aten._native_batch_norm_legit.no_stats: self.training,
@@ -47,7 +47,7 @@ class BatchNorms:
         }
 
     def training(self, translator: Any, node: torch.fx.Node) -> Any:
-        """``aten._native_batch_norm_legit_functional`` and the one without running statistics."""
+        """Translate ``aten._native_batch_norm_legit_functional`` and ``.no_stats``."""
         x, weight, bias, *given = (_place(translator, each) for each in arguments(node))
         running: list[Any] = given[:2] if len(given) == 5 else []
         train, momentum, eps = given[-3:]
@@ -66,14 +66,14 @@ class BatchNorms:
         return [result, *saved, *updated]
 
     def trained(self, translator: Any, node: torch.fx.Node) -> Any:
-        """``aten._native_batch_norm_legit_no_training``."""
+        """Translate ``aten._native_batch_norm_legit_no_training``."""
         x, weight, bias, mean, var, _, eps = (_place(translator, each) for each in arguments(node))
         if not self._usable(x):
             return None
         return _by_running(translator, node, x, weight, bias, mean, var, eps)
 
     def backward(self, translator: Any, node: torch.fx.Node) -> Any:
-        """``aten.native_batch_norm_backward``."""
+        """Translate ``aten.native_batch_norm_backward``."""
         grad, x, weight, mean, var, *saved, train, eps, mask = (
             _place(translator, each) for each in arguments(node)
         )
@@ -101,7 +101,7 @@ def _gradient(
     sums: Sequence[Place],
     train: bool,
 ) -> Place:
-    """Compute the input gradient."""
+    """Add the elementwise operation of a batch norm's input gradient."""
     operands: list[Any] = [grad, *(_along(each, x) for each in (rstd, *_given(weight)))]
     text = "({0} * ({1} * {2}))" if weight is not None else "({0} * {1})"
     if train:
@@ -147,7 +147,7 @@ def _normalised(translator: Any, x: Place, *given: Place | None) -> Place:
 
 
 def _along(values: Place, x: Place) -> Place:
-    """Broadcast a number per channel over samples and pixels."""
+    """Broadcast a per-channel vector over samples and pixels."""
     shape = (x.shape[1], *(1 for _ in x.shape[2:]))
     stride = (values.stride[0], *(1 for _ in x.shape[2:]))
     return Place(values.buffer, shape, stride, values.offset)

@@ -20,7 +20,7 @@ _MOST_TENSORS = 40
 
 @dataclasses.dataclass(eq=False)
 class Unit:
-    """Operations that are run together: one that stands alone, or a group of elementwise ones.
+    """Operations that run together: a fused group of elementwise ones, or a single other one.
 
     Attributes:
         operations: in the order of the program.
@@ -65,7 +65,7 @@ class Unit:
 def grouped(
     operations: Sequence[Operation], in_any_order: Callable[[Operation], bool] = lambda _: False
 ) -> list[Unit]:
-    """Units of all operations; ``before`` says which orders are possible.
+    """Fuse operations into units with dependencies (``before``).
 
     Args:
         operations: in an order in which they can run.
@@ -75,7 +75,7 @@ def grouped(
 
 
 class Grouping:
-    """Puts operations into units, one after the other.
+    """A greedy fuser of elementwise operations into units.
 
     An operation joins the unit that made one of its operands; if several did, they become one. A
     unit runs as a whole, so nothing may join that has to wait for something in between.
@@ -97,7 +97,7 @@ class Grouping:
         self._foreign: Unit | None = None
 
     def of(self, operations: Sequence[Operation]) -> list[Unit]:
-        """Return the units, in the order in which they were begun."""
+        """Return the fused units of a list of operations."""
         for operation in operations:
             before = self._before(operation)
             unit = self._joined(operation, before) if isinstance(operation, Pointwise) else None
@@ -129,7 +129,7 @@ class Grouping:
         return bool(self._ancestors[self._number[unit]] >> self._number[other] & 1)
 
     def _require(self, unit: Unit, before: set[Unit]) -> None:
-        """Note that ``before`` come first, for the unit and for all that wait for it."""
+        """Add ``before`` to the dependencies of a unit and of all units after it."""
         number = self._number[unit]
         more = self._ancestors[number]
         for each in before:
@@ -171,7 +171,7 @@ class Grouping:
             self._foreign = unit
 
     def _is_ordered(self, operation: Operation) -> bool:
-        """Operators of torch may draw random numbers, or print."""
+        """Return whether an ATen call must keep its order (random numbers, printing)."""
         return isinstance(operation, Foreign) and not self._in_any_order(operation)
 
     def _joined(self, operation: Pointwise, before: set[Unit]) -> Unit | None:
@@ -264,7 +264,7 @@ def _loops(unit: Unit) -> list[Pointwise]:
 
 
 def _collides(unit: Unit, operation: Pointwise) -> bool:
-    """Return whether a unit and an operation access different elements that one writes."""
+    """Return whether fusing an operation into a unit would break a dependency on elements."""
     shape = _common_shape(unit, operation) or (operation.result.size,)
     written = operation.result
     if written.buffer in unit.memory:

@@ -1,4 +1,4 @@
-"""The C++ of a group of elementwise operations: one loop, or several in each other."""
+"""Generation of C++ loops (one or nested) for fused elementwise operations."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _Key = tuple[Buffer, int, tuple[int, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """A function of C++, and the memory that one call of it gets.
+    """A generated C++ loop function, and the buffers that one call of it receives.
 
     Attributes:
         text: of the function, whose name is ``NAME``; equal texts are one function.
@@ -64,7 +64,7 @@ class Kernel:
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """A loop before it becomes a function of some language.
+    """A fused loop nest before it becomes a function of C++ or CUDA.
 
     Attributes:
         shape: sizes of the loops, the outermost first; their indices are ``i0``, ``i1`` and so on.
@@ -80,12 +80,12 @@ class Loop:
 
 
 def goes_through_channels(unit: Unit, images: tuple[int, ...]) -> bool:
-    """Return whether an elementwise unit may iterate over images: samples, channels, and pixels."""
+    """Return whether an elementwise unit can iterate over an NCHW shape."""
     return unit.size == math.prod(images) and unit.shape in (None, images)
 
 
 class LoopWriter:
-    """Writes the loop of an elementwise unit.
+    """A generator of the loop nest of an elementwise unit.
 
     Args:
         unit: its operations are all ``Pointwise``.
@@ -116,7 +116,7 @@ class LoopWriter:
         return in_order and bool(shape) and shape[0] % matrix.shape[0] == 0
 
     def _turned(self, apart: int = 0) -> tuple[list[int], dict[_Key, list[int]]]:
-        """Sizes of the loops, the outermost first, and with which steps they go through memory.
+        """Return loop sizes, the outermost first, and each tensor's strides in them.
 
         Args:
             apart: so many dimensions, the first ones, are loops of their own.
@@ -134,7 +134,7 @@ class LoopWriter:
         return [(place, self._stride(place)) for place in self._accesses()]
 
     def by_channels(self, inside: Collection[Buffer], apart: int) -> Kernel:
-        """Return a function for the channels of images from ``begin`` to ``end``.
+        """Return a C++ loop function for channels from ``begin`` to ``end``.
 
         Args:
             inside: images whose samples are ``apart`` elements apart.
@@ -154,7 +154,7 @@ class LoopWriter:
     def loop(
         self, shape: list[int] | None = None, by_access: dict[_Key, list[int]] | None = None
     ) -> Loop:
-        """Return the loop before it becomes a function."""
+        """Return the loop nest before it becomes a function."""
         if shape is None or by_access is None:
             shape, by_access = self._turned()
         self._index = {key: _index(stride) for key, stride in by_access.items()}
@@ -166,7 +166,7 @@ class LoopWriter:
         return Loop(shape, [*self._loads, *lines], self._pointers, types)
 
     def kernel(self) -> Kernel:
-        """Return the loop as a function of C++."""
+        """Return the loop nest as a C++ function."""
         loop = self.loop()
         cost = len(self._operations) + _FUNCTION * sum(map(functions, loop.body))
         work = self._size * max(1, cost // _PLAIN)
@@ -177,7 +177,7 @@ class LoopWriter:
         return Kernel(text, loop.pointers, loop.types, turns, workers)
 
     def _updates(self) -> bool:
-        """Return whether the loop writes a slot."""
+        """Return whether the loop writes an input slot (state)."""
         return any(each.result.buffer.kind is Kind.INPUT for each in self._operations)
 
     def _bytes(self) -> int:
@@ -188,7 +188,7 @@ class LoopWriter:
         return sum(place.size * place.dtype.itemsize for place in places.values())
 
     def _accesses(self) -> list[Place]:
-        """Everything that may be read or written, the first result first."""
+        """Return all tensors that the loop may read or write, the first result first."""
         result: dict[_Key, Place] = {}
         for each in self._operations:
             for place in (each.result, *each.reads):
@@ -244,7 +244,7 @@ class LoopWriter:
 def _steps(
     shape: tuple[int, ...], stride: tuple[int, ...], loop: tuple[int, ...], turns: int
 ) -> tuple[int, ...]:
-    """With which steps a loop of a shape, with so many turns, goes through a tensor."""
+    """Return the strides with which a loop of a shape iterates over a tensor."""
     size = math.prod(shape)
     if size == 1:
         return (0,) * len(loop)
@@ -256,18 +256,14 @@ def _steps(
 
 
 def functions(line: str) -> int:
-    """Count the calls of a line that take many instructions.
-
-    Args:
-        line: of C++.
-    """
+    """Count the expensive function calls in a line of C++."""
     return _LIGHT.sub("", line).count("::")
 
 
 def _merged(
     shape: tuple[int, ...], strides: list[tuple[int, ...]]
 ) -> tuple[list[int], list[list[int]]]:
-    """Merge the dimensions of a loop as far as possible, in the order of the first tensor."""
+    """Merge loop dimensions that are contiguous in all tensors, in the first tensor's order."""
     order = [d for d in range(len(shape)) if shape[d] != 1]
     order.sort(key=lambda d: -strides[0][d])
     sizes: list[int] = []
@@ -293,7 +289,7 @@ def _index(stride: list[int]) -> str:
 
 
 def _function(arguments: list[str], shape: list[int], body: list[str], *, shared: int = 0) -> str:
-    """Return a function whose loop number ``shared`` runs from ``begin`` to ``end``."""
+    """Return C++ of a loop nest whose loop number ``shared`` runs from ``begin`` to ``end``."""
     lines = [f"{LOOP} NAME({', '.join([*arguments, 'Index begin, Index end'])}) {{"]
     for d, size in enumerate(shape):
         if d == len(shape) - 1:

@@ -1,4 +1,4 @@
-"""Operators that move elements, and those of several results per element, as loops."""
+"""Translation of operators that move elements (cat, stack, pad, repeat) to loops."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def dims_of(node: torch.fx.Node, rank: int) -> set[int]:
 
 
 def sliced(place: Place, dim: int, start: int, size: int, step: int) -> Place:
-    """Every ``step``-th of a dimension, ``size`` of them."""
+    """Return a strided slice of ``size`` elements along a dimension of a view."""
     shape, stride = list(place.shape), list(place.stride)
     offset = place.offset + start * stride[dim]
     shape[dim], stride[dim] = size, stride[dim] * step
@@ -36,7 +36,7 @@ def sliced(place: Place, dim: int, start: int, size: int, step: int) -> Place:
 
 
 def selected(place: Place, dim: int, index: int) -> Place:
-    """Select an index of a dimension, which is removed."""
+    """Return a view at one index of a dimension, which is removed."""
     shape, stride = list(place.shape), list(place.stride)
     offset = place.offset + index * stride[dim]
     del shape[dim], stride[dim]
@@ -63,7 +63,7 @@ aten = torch.ops.aten
 
 
 def cat(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten.cat``."""
+    """Translate ``aten.cat``, without copies where tensors are adjacent in memory."""
     tensors, dim = arguments(node)[0], (arguments(node)[1] if len(arguments(node)) > 1 else 0)
     if options(node):
         return None
@@ -89,7 +89,7 @@ def cat(translator: Any, node: torch.fx.Node) -> Any:
 
 
 def stack(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten.stack``."""
+    """Translate ``aten.stack``, without copies where tensors are adjacent in memory."""
     tensors, dim = arguments(node)[0], (arguments(node)[1] if len(arguments(node)) > 1 else 0)
     places = [translator.places[each] for each in tensors]
     together = _neighbours(places, node.meta["val"]) if dim == 0 else None
@@ -118,7 +118,7 @@ def _neighbours(places: list[Place], value: torch.Tensor) -> Place | None:
 
 
 def select_backward(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten.select_backward``: zeros, and the gradient in one slice."""
+    """Translate ``aten.select_backward``: zeros, and the gradient in one slice."""
     grad, _, dim, index = arguments(node)
     result = translator.new_like(node)
     dim %= len(result.shape)
@@ -129,7 +129,7 @@ def select_backward(translator: Any, node: torch.fx.Node) -> Any:
 
 
 def slice_backward(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten.slice_backward``."""
+    """Translate ``aten.slice_backward``: zeros, and the gradient in strided slices."""
     grad, _, dim, start, _, step = arguments(node)
     place, result = translator.places[grad], translator.new_like(node)
     dim %= len(result.shape)
@@ -141,7 +141,7 @@ def slice_backward(translator: Any, node: torch.fx.Node) -> Any:
 
 
 def repeat(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten.repeat``: read with steps of 0 along dimensions that are written one by one."""
+    """Translate ``aten.repeat`` to a copy from a view with strides of 0."""
     x, times = translator.places[arguments(node)[0]], arguments(node)[1]
     missing = len(times) - len(x.shape)
     sizes, steps = (1,) * missing + x.shape, (0,) * missing + x.stride
@@ -154,7 +154,7 @@ def repeat(translator: Any, node: torch.fx.Node) -> Any:
 
 
 def pad(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten.constant_pad_nd``; negative widths cut off."""
+    """Translate ``aten.constant_pad_nd``; negative widths crop."""
     x, widths, *value = arguments(node)
     place = translator.places[x]
     result = target = translator.new_like(node)
@@ -170,7 +170,7 @@ def pad(translator: Any, node: torch.fx.Node) -> Any:
 
 
 def log_sigmoid(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten.log_sigmoid_forward``: the result, and what its backward reads."""
+    """Translate ``aten.log_sigmoid_forward``: the result and its saved buffer."""
     x = translator.places[arguments(node)[0]]
     if not x.dtype.is_floating_point:
         return None

@@ -1,4 +1,4 @@
-"""Operations on memory, to which a program is translated before code is written."""
+"""Operations on buffers, the intermediate representation between graph and generated code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Expression = Callable[..., str]
 
 @dataclasses.dataclass(eq=False)
 class Operation:
-    """A step of a program.
+    """A step of a translated program, which reads and writes buffers.
 
     Attributes:
         reads: the tensors it reads.
@@ -36,15 +36,15 @@ class Operation:
 
     @property
     def nodes(self) -> list[torch.fx.Node]:
-        """All nodes of the program that it computes, or a part of them."""
+        """All graph nodes that the operation computes, fully or in part."""
         return [] if self.part_of is None else [self.part_of, *self.also]
 
     def resolve(self) -> None:
-        """Replace each view by its final buffer and offset, once tensors are parts of others."""
+        """Replace each view by a view of its outermost buffer."""
         self.move(Place.resolved)
 
     def move(self, change: Callable[[Place], Place]) -> None:
-        """Let tensors lie elsewhere.
+        """Replace the tensors of an operation by other views.
 
         Args:
             change: gives the new place of each.
@@ -68,7 +68,7 @@ class Pointwise(Operation):
     expression: Expression
 
     def move(self, change: Callable[[Place], Place]) -> None:
-        """Move the tensors and the operands."""
+        """Replace the tensors and operands of an elementwise operation by other views."""
         super().move(change)
         self.operands = [
             change(each) if isinstance(each, Place) else each for each in self.operands
@@ -76,13 +76,13 @@ class Pointwise(Operation):
 
     @property
     def result(self) -> Place:
-        """Location of the result."""
+        """The view that the elementwise operation writes."""
         return self.writes[0]
 
 
 @dataclasses.dataclass(eq=False)
 class Call(Operation):
-    """A call of a template or of a library's function.
+    """A call of a C++ template or library function.
 
     Attributes:
         text: the call; ``{0}``, ``{1}`` ... stand for pointers to the first elements of the
@@ -92,13 +92,13 @@ class Call(Operation):
     text: str
 
     def pointers(self) -> list[Place]:
-        """Return the tensors that the numbers in the operation's source refer to."""
+        """Return the tensors that the numbered placeholders of the call's text refer to."""
         return [*self.reads, *self.writes]
 
 
 @dataclasses.dataclass(eq=False)
 class StridedCall(Call):
-    """A call that is told strides, so that some of its tensors may lie in another order.
+    """A call that receives strides, so that some of its tensors may have other layouts.
 
     Attributes:
         form: the text, of the tensors that it reads and those that it writes.
@@ -111,14 +111,14 @@ class StridedCall(Call):
     accepts: Callable[[Place], bool]
 
     def move(self, change: Callable[[Place], Place]) -> None:
-        """Move the tensors and write the text again, which depends on strides."""
+        """Replace the tensors and regenerate the call's text, which depends on strides."""
         super().move(change)
         self.text = self.form(self.reads, self.writes)
 
 
 @dataclasses.dataclass(eq=False)
 class ChannelCall(Call):
-    """A call that computes something of each channel of images, from that channel alone.
+    """A call that computes each channel of an NCHW tensor independently.
 
     Attributes:
         shape: of the images: samples, channels, pixels in all further dimensions. Every tensor is
@@ -134,7 +134,7 @@ class ChannelCall(Call):
 
 @dataclasses.dataclass(eq=False)
 class Foreign(Operation):
-    """An operator that torch computes.
+    """An ATen fallback: an operator that torch computes.
 
     Attributes:
         target: what is called, usually as the node has it.
@@ -151,13 +151,13 @@ class Foreign(Operation):
     several: bool
 
     def move(self, change: Callable[[Place], Place]) -> None:
-        """Move the tensors and the arguments."""
+        """Replace the tensors and arguments of an ATen fallback by other views."""
         super().move(change)
         self.arguments, self.options = places_changed((self.arguments, self.options), change)
 
 
 def places_changed(value: Any, change: Callable[[Place], Any]) -> Any:
-    """``value`` with every place in it changed."""
+    """Apply ``change`` to every view in nested arguments."""
     if isinstance(value, Place):
         return change(value)
     if isinstance(value, tuple):
@@ -171,5 +171,5 @@ def places_changed(value: Any, change: Callable[[Place], Any]) -> Any:
 
 
 def constants_of(program: Program, names: Sequence[str]) -> list[torch.Tensor]:
-    """Return the tensors of a program's graph that have these names."""
+    """Return the constant tensors of a program's graph by attribute name."""
     return [operator.attrgetter(name)(program.graph) for name in names]

@@ -1,4 +1,4 @@
-"""Locations of the values of a program: buffers, and strided views of them."""
+"""Buffers, and strided views of them, as locations of a program's values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 class Kind(enum.Enum):
-    """The kinds of owners of a buffer's memory."""
+    """The owner of a buffer's memory."""
 
     INPUT = "input"  # whoever calls the program
     CONSTANT = "constant"  # the program's graph
@@ -22,7 +22,7 @@ class Kind(enum.Enum):
 
 @dataclasses.dataclass(eq=False)
 class Buffer:
-    """A piece of memory.
+    """A block of memory with a dtype and an owner.
 
     Attributes:
         kind: who owns it.
@@ -40,7 +40,7 @@ class Buffer:
 
     @property
     def bytes(self) -> int:
-        """Size in bytes."""
+        """Size of the buffer in bytes."""
         return self.size * self.dtype.itemsize
 
     def root(self) -> tuple[Buffer, int] | None:
@@ -88,17 +88,17 @@ class Place:
 
     @functools.cached_property
     def contiguous(self) -> bool:
-        """Return whether elements are contiguous in the order of their indices."""
+        """True if the view's elements are contiguous in row-major order."""
         return is_contiguous(self.shape, self.stride)
 
     @property
     def whole(self) -> bool:
-        """True if the view covers all of its buffer, in some order."""
+        """True if the view covers all of its buffer, in any element order."""
         fills = self.size == 0 or is_dense(self.shape, self.stride)
         return fills and self.offset == 0 and self.size == self.buffer.size
 
     def stride_is(self, stride: tuple[int, ...]) -> bool:
-        """Return whether ``stride`` addresses the same elements, without dimensions of size 1."""
+        """Return whether ``stride`` equals the view's strides, ignoring dimensions of size 1."""
         pairs = zip(self.shape, self.stride, stride, strict=True)
         return all(size == 1 or a == b for size, a, b in pairs)
 
@@ -111,12 +111,12 @@ class Place:
         return Place(buffer, self.shape, self.stride, self.offset + offset)
 
     def over(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Strides with which it is read where it is broadcast to ``shape``."""
+        """Return the view's strides when it is broadcast to ``shape``."""
         return broadcast_stride(self.shape, self.stride, shape)
 
 
 def laid_out(tensor: torch.Tensor, place: Place) -> torch.Tensor:
-    """Copy a tensor into the strides of a place.
+    """Copy a tensor into the strides of a view.
 
     Args:
         tensor: of the place's shape and type; equal along dimensions that the place repeats.
@@ -131,7 +131,7 @@ def laid_out(tensor: torch.Tensor, place: Place) -> torch.Tensor:
 
 
 def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a tensor whose elements follow each other in order of their indices."""
+    """Return the row-major strides of a shape."""
     strides: list[int] = []
     step = 1
     for size in reversed(shape):
@@ -142,7 +142,7 @@ def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1 << 12)  # a program has few shapes, and asks often
 def is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Return whether elements are contiguous in the order of their indices."""
+    """Return whether shape and strides are contiguous in row-major order."""
     step = 1
     for size, each in zip(reversed(shape), reversed(stride), strict=True):
         if size != 1 and each != step:
@@ -155,7 +155,7 @@ def is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 def broadcast_stride(
     shape: tuple[int, ...], stride: tuple[int, ...], wider: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Strides with which a tensor is read where it is broadcast to a wider shape."""
+    """Return the strides of a tensor when it is broadcast to a wider shape."""
     known = zip(shape, stride, strict=True)
     missing = (0,) * (len(wider) - len(shape))
     return missing + tuple(0 if size == 1 else each for size, each in known)
@@ -163,7 +163,7 @@ def broadcast_stride(
 
 @functools.lru_cache(maxsize=1 << 12)
 def is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Return whether the elements fill a block of memory without gaps or repeats."""
+    """Return whether a strided tensor fills a block of memory without gaps or repeats."""
     step = 1
     for size, each in sorted(zip(shape, stride, strict=True), key=lambda pair: pair[1]):
         if size == 1:

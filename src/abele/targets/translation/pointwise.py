@@ -1,4 +1,4 @@
-"""Elementwise operators as expressions of C++."""
+"""Translation of elementwise operators to C++ expressions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Form = tuple[Sequence[Any], Callable[..., str]]
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """A rule that turns an operator into an expression.
+    """A rule that translates an elementwise operator to a C++ expression.
 
     Attributes:
         form: takes the operator's arguments by position; raises ``NotImplementedError`` for
@@ -52,7 +52,7 @@ class Rule:
 
 
 def literal(value: Any, dtype: torch.dtype) -> str:
-    """Return a Python number as C++ of a type.
+    """Return a Python number as a C++ literal of a dtype.
 
     Raises:
         NotImplementedError: the number has no form in that type.
@@ -75,12 +75,12 @@ def literal(value: Any, dtype: torch.dtype) -> str:
 
 
 def plain(text: str, operands: int) -> Callable[..., Form]:
-    """Return a form of the first ``operands`` arguments; further ones do not matter."""
+    """Return an expression template of an operator's first ``operands`` arguments."""
     return picked(text, *range(operands))
 
 
 def picked(text: str, *positions: int, defaults: tuple[Any, ...] = ()) -> Callable[..., Form]:
-    """Return a form of some arguments.
+    """Return an expression template of selected operator arguments.
 
     Args:
         text: ``{0}``, ``{1}`` ... are the operands.
@@ -303,7 +303,7 @@ def _clamp(x: Any, low: Any = None, high: Any = None) -> Form:
 
 
 def _divided(real: str, whole: str) -> Callable[..., Form]:
-    """Return a form of a quotient or remainder; integers only by a safe constant divisor."""
+    """Return an expression template of a quotient; integers need a safe constant divisor."""
 
     def form(a: Any, b: Any) -> Form:
         if not (is_whole(a) and is_whole(b)):

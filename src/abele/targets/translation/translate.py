@@ -1,4 +1,4 @@
-"""From the graph of a program to operations on memory."""
+"""Translation of a program's graph to operations on buffers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ VIEWS = (
 
 
 class Translator:
-    """A program as operations on memory, in the order of its graph.
+    """A lowering of a program's graph to operations on buffers.
 
     Args:
         program: after the passes of the lowering.
@@ -93,7 +93,7 @@ class Translator:
     # -- memory ----------------------------------------------------------------------------
 
     def new(self, shape: tuple[int, ...], dtype: torch.dtype, stride: Any = None) -> Place:
-        """Memory for a tensor that an operation makes; contiguous unless strides are given."""
+        """Allocate a buffer for a result; contiguous unless dense strides are given."""
         stride = contiguous_stride(shape) if stride is None else tuple(stride)
         if not is_dense(shape, stride):
             stride = contiguous_stride(shape)
@@ -107,14 +107,14 @@ class Translator:
         return self.new(tuple(value.shape), value.dtype, value.stride())
 
     def _owned(self, kind: Kind, index: int, value: torch.Tensor) -> Place:
-        """Return the place of a tensor in memory that others own."""
+        """Return the view of a tensor whose memory the caller, program or torch owns."""
         shape, stride = tuple(value.shape), tuple(value.stride())
         extent = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
         size = extent if math.prod(shape) else 0
         return Place(Buffer(kind, index, value.dtype, size), shape, stride)
 
     def moved(self, place: Place, target: Place) -> bool:
-        """Let a tensor be made where a copy of it would go, if nothing forbids it.
+        """Alias a tensor's buffer to the target of its copy, if that is safe.
 
         Args:
             place: the tensor, which is never written again.
@@ -133,12 +133,12 @@ class Translator:
     # -- operations ------------------------------------------------------------------------
 
     def add(self, operation: Operation) -> None:
-        """Append an operation."""
+        """Append an operation to the translated program."""
         operation.position, operation.part_of = len(self.operations), self._node
         self.operations.append(operation)
 
     def pointwise(self, operands: Any, expression: Any, result: Place) -> None:
-        """Append an expression of tensors, or numbers, of the result's type."""
+        """Append an elementwise expression of tensors and numbers, in the result's dtype."""
         types = [result.dtype] * len(operands)
         self._pointwise(list(operands), types, expression, result)
 
@@ -152,7 +152,7 @@ class Translator:
         self.add(Pointwise(reads, [result], texts, types, expression))
 
     def contiguous(self, place: Place) -> Place:
-        """Return the tensor contiguous, copied if necessary."""
+        """Return a tensor's contiguous view, copied if necessary."""
         if place.contiguous:
             return place
         result = self.new(place.shape, place.dtype)
@@ -174,7 +174,7 @@ class Translator:
                 self.places[node] = result
 
     def _known(self, node: torch.fx.Node) -> bool:
-        """Return whether loops support the types of all tensors of a node."""
+        """Return whether generated loops support the dtypes of all tensors of a node."""
         nodes = (node, *node.all_input_nodes)
         values = [value for each in nodes for value in _several(each.meta.get("val"))]
         return all(
@@ -184,7 +184,7 @@ class Translator:
         )
 
     def _view(self, node: torch.fx.Node) -> bool:
-        """Translate a view: no code, another place."""
+        """Translate a view operator to a view of the same buffer, without code."""
         if not (is_view(node) or node.target in VIEWS):
             return False
         source, *arguments = cast("tuple[Any, ...]", node.args)
@@ -213,7 +213,7 @@ class Translator:
         return True
 
     def _reshaped(self, node: torch.fx.Node, place: Place) -> bool:
-        """Translate a view that requires a contiguous copy."""
+        """Translate a view operator that requires a contiguous copy."""
         if place.dtype not in self._types:
             return False
         value = node.meta["val"]
@@ -222,7 +222,7 @@ class Translator:
         return True
 
     def _written(self, node: torch.fx.Node) -> bool:
-        """Translate a write of a slot."""
+        """Translate a ``copy_`` into an input slot."""
         if node.target is not aten.copy_.default:
             return False
         arguments: Any = node.args
@@ -270,7 +270,7 @@ class Translator:
         return place
 
     def _foreign(self, node: torch.fx.Node) -> None:
-        """Leave an operator to torch."""
+        """Translate an operator to an ATen fallback."""
         arguments: Any = torch.fx.map_arg(node.args, lambda each: self.places[each])
         options: Any = torch.fx.map_arg(node.kwargs, lambda each: self.places[each])
         value = node.meta.get("val")
@@ -301,7 +301,7 @@ class Translator:
     # -- results ---------------------------------------------------------------------------
 
     def _returned(self, node: torch.fx.Node, index: int) -> Place:
-        """Return a result's view, in a buffer that the caller may keep; copy it there if needed."""
+        """Return a result's view in a buffer that the caller may keep, copied if needed."""
         place = self.places[node]
         taken = place.buffer.kind is Kind.OUTPUT
         alone = place.buffer.inside is None and not taken
@@ -342,14 +342,14 @@ def _from_the_start(target: Any, arguments: Any) -> tuple[Any, Any]:
 
 
 def _end(view: torch.Tensor) -> int:
-    """Return the first element behind a view in its memory; 0 if it has none."""
+    """Return the end offset of a view in its memory, in elements; 0 if it is empty."""
     steps = zip(view.shape, view.stride(), strict=True)
     extent = view.storage_offset() + 1 + sum((n - 1) * step for n, step in steps)
     return int(extent) if view.numel() else 0
 
 
 def _copied(target: Any) -> Any:
-    """Wrap a view so that it copies: its base may be overwritten, which the plan cannot see."""
+    """Wrap a view operator so that it copies: its base may be overwritten later, out of sight."""
 
     def call(*arguments: Any, **options: Any) -> Any:
         value = target(*arguments, **options)
@@ -368,7 +368,7 @@ def _several(value: Any) -> list[Any]:
 def _types(
     rule: Rule, operands: list[Any], result: torch.dtype, known: Collection[torch.dtype]
 ) -> list[torch.dtype]:
-    """To which type each operand is converted."""
+    """Return the dtype to which each operand of an elementwise operator is converted."""
     if rule.promoted:
         common = operands[0].dtype if isinstance(operands[0], Place) else result
         samples = [_sample(each) for each in operands]

@@ -1,7 +1,6 @@
-"""Running a program operator by operator, with torch's library kernels and our own.
+"""Operator-by-operator execution on the CPU, with torch's kernels and abele's library.
 
-The other way to run a program on a processor is to compile it. Networks of large convolutions gain
-nothing from that and wait minutes for it: their time goes to the library's convolutions and to
-memory. This way needs no compiler for the program, only the kernels of ``abele/kernels``, which
-are compiled once per machine.
+The alternative to compiling a program. Networks of large convolutions gain nothing from compilation
+and wait minutes for it: their time goes to the library's convolutions and to memory. No compiler is
+needed for the program, only for the kernels of ``abele/kernels``, once per machine.
 """

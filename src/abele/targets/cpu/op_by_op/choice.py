@@ -1,4 +1,4 @@
-"""Choice of the programs that run operator by operator."""
+"""Choice of the programs that run operator by operator instead of as generated code."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def why(program: Program) -> str | None:
 
 
 def has_work(program: Program) -> bool:
-    """Return whether kernels that emitted code does not call have enough to do.
+    """Return whether library kernels that only op-by-op lowering calls have enough work.
 
     Args:
         program: before any lowering pass.
@@ -89,7 +89,7 @@ def has_work(program: Program) -> bool:
 
 
 def _why_update(program: Program) -> str | None:
-    """Return why a program that only applies gradients runs operator by operator, or None."""
+    """Return why an optimizer update runs operator by operator, or None if it does not."""
     if not any(slot.role is Role.ACCUMULATOR for slot in program.inputs):
         return None
     written = [slot for slot in program.inputs if slot.role is Role.PARAMETER and slot.mutated]

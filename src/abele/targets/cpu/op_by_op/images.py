@@ -1,4 +1,4 @@
-"""Convolutions, max pools and upsampling of channels-last images by library kernels."""
+"""Channels-last convolutions, max pools and upsampling by library kernels."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LANES = 8
 
 
 def _convolutions(kernel: Kernel) -> Iterator[OwnKernel]:
-    """Yield the rows of a kernel for convolutions: forward, with an activation, and backward."""
+    """Yield registry rows of a convolution kernel: forward, with activation, and backward."""
     for operator in (
         aten.convolution.default,
         _torch.convolution_with_activation(),
@@ -117,7 +117,7 @@ def _sizes(
 
 
 def _fill(out: int, inputs: int, *kernel: int) -> bool:
-    """Return whether the kernel of the weight gradient supports these channels."""
+    """Return whether the weight gradient kernel supports a convolution's channel counts."""
     if out % _LANES == 0:
         return inputs == 1 or inputs % _LANES == 0
     return set(kernel) == {1} and inputs % _LANES == 0
@@ -156,12 +156,12 @@ def _patches_backward(library: ctypes.CDLL, *, transposed: bool) -> Callable[...
 
 
 def has_places(node: _Node) -> bool:
-    """Return whether our max pool stores the index of each maximum, a byte, for its backward."""
+    """Return whether a max pool's kernel stores the index of each maximum for backward."""
     return bool(_readers(node))
 
 
 def suits_pool(node: _Node) -> bool:
-    """Return whether our kernel computes a max pool.
+    """Return whether the library kernel computes a max pool.
 
     It does so for batches of float32 images in windows of 2x2 that overlap neither each other nor a
     border, if only a backward reads the indices: those of the kernel are relative to the window.
@@ -249,7 +249,7 @@ def _is_doubled(
     align_corners: Any,
     *scales: Any,
 ) -> bool:
-    """Return whether images of ``shape`` become twice as large without aligned corners."""
+    """Return whether upsampling doubles a float32 tensor of ``shape``, corners unaligned."""
     doubled = list(size) == [2 * each for each in shape[2:]]
     usual = all(scale in (None, 2.0) for scale in scales)
     return tensor.meta["val"].dtype is torch.float32 and doubled and usual and not align_corners
@@ -262,7 +262,7 @@ def _of_channels_last(
     library: ctypes.CDLL,
     overwrite: bool,
 ) -> Callable[..., torch.Tensor]:
-    """Return a kernel for one image that calls the library's where it is not channels last."""
+    """Return a kernel for channels-last tensors that falls back to ATen for others."""
     del node, overwrite
 
     def function(x: torch.Tensor, *settings: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Registry of the library kernels that replace operators which run one by one.
+"""Registry rows of the library kernels that replace operators in op-by-op execution.
 
 A kernel is a row: the operator, the nodes that it suits and the function that computes them.
 Execution, memory plans, reports and self-tests read these rows.
@@ -48,7 +48,7 @@ class OwnKernel:
 def of_library(
     operator: Any, kind: str, function: Callable[..., Any], over: int | None = None
 ) -> OwnKernel:
-    """Return the row of a function of the library, whether it may overwrite, and the arguments."""
+    """Return the registry row of a library kernel called as (library, overwrite, arguments)."""
     return OwnKernel(
         operator=operator,
         name=function.__name__,

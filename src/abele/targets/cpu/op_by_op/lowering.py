@@ -1,4 +1,4 @@
-"""Lowering operator by operator: nothing is compiled for the program."""
+"""The CPU lowering that runs programs operator by operator, without compiling them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from abele.targets.kernel_choice import NOBODY, TORCH, operators_of
 
 
 class OpByOp(Lowering):
-    """The library's kernels and ours, called in the order of the graph."""
+    """A lowering that calls torch's and abele's library kernels in graph order."""
 
     name = "op_by_op"
     manner = "run operator by operator"
@@ -55,34 +55,34 @@ class OpByOp(Lowering):
     )
 
     def why(self, program: Program) -> str | None:
-        """Take networks of large convolutions, and large updates."""
+        """Accept networks of large convolutions, and large optimizer updates."""
         return choice.why(program)
 
     def why_not_chosen(self, program: Program) -> str | None:
-        """Return what the program lacks."""
+        """Return why a program does not run operator by operator by default, or None."""
         return None if choice.why(program) is not None else choice.WHY_NOT
 
     def also_measure(self, program: Program) -> bool:
-        """Be measured where its kernels have work: the rest is torch's or code either way."""
+        """Return whether abele's library kernels have enough work in a program."""
         return choice.has_work(program)
 
     def possible_kernels(self, program: Program) -> Collection[str]:
-        """All kernels, in one library, and planned places."""
+        """Return the names of the library of all kernels and of the allocator."""
         del program
         return {build.LIBRARY, arena.NAME}
 
     def required_kernels(self, program: Program) -> Collection[str]:
-        """Return the library of all kernels, and the allocator."""
+        """Return the names of the library of all kernels and of the allocator."""
         return self.possible_kernels(program)
 
     def compile(self, program: Program) -> Compiled:
-        """Compile the kernels, once per machine; seconds, later none."""
+        """Compile the kernel library, once per machine, and load it."""
         code = build.shared_library(compiler() or "g++", instruction_set())
         with_planned_places()
         return self.load(program, code)
 
     def load(self, program: Program, payload: bytes) -> Compiled:
-        """Map the kernels into this process; milliseconds."""
+        """Load the kernel library into this process (milliseconds)."""
         require_code(payload, "cpu")
         library = binding.load(payload)
         run = with_kernels(program, library, _arena(program))
@@ -91,14 +91,14 @@ class OpByOp(Lowering):
         return checked(program, _OpByOp(run, payload, library, kinds))
 
     def kernel_choices(self, program: Program) -> dict[torch.fx.Node, str]:
-        """Return our kernels, and torch."""
+        """Return the backend of each operator: library kernel, torch or none."""
         choices = {node: _backend(node) for node in operators_of(program)}
         for node in filter(is_update, choices):  # it writes over its arguments: nothing is copied
             choices |= dict.fromkeys(copies_back(node) or (), NOBODY)
         return choices
 
     def clocked(self, program: Program) -> Clocked:
-        """Look at the clock before and after each call."""
+        """Return the program with a timestamp before and after each operator call."""
         library = binding.load(build.shared_library(compiler() or "g++", instruction_set()))
         clocks = GraphClocks({node.name: node for node in program.graph.graph.nodes})
         return clocks.clocked(with_kernels(program, library, _arena(program), clocks))
@@ -116,7 +116,7 @@ class _OpByOp(Compiled):
         self._library, self._kinds = library, kinds
 
     def kernel_problem(self, *, noted: bool) -> str | None:
-        """Test the kernels that the program calls."""
+        """Run the self-test of the library kernels that the program calls."""
         return kernel_problem(self._library, self._kinds, noted=noted)
 
 
@@ -139,7 +139,7 @@ def with_kernels(
     arena: Arena | None = None,
     clocks: GraphClocks | None = None,
 ) -> Run:
-    """Return the program as a function of its input tensors; state is updated in place.
+    """Return a function that runs a program with library kernels, updating state in place.
 
     Args:
         program: after the passes of its lowering.
@@ -158,7 +158,7 @@ def with_kernels(
 
 
 def _replaced(program: Program, library: ctypes.CDLL) -> torch.fx.GraphModule:
-    """Return the graph with each operator replaced by the function that computes it."""
+    """Return the graph with operators replaced by library kernel functions."""
     graph = _torch.graph_module(program.graph, copied_graph(program.graph.graph))
     lifetimes = Lifetimes(graph.graph)
     copies = {node: copies_back(node) for node in graph.graph.nodes if is_update(node)}

@@ -1,4 +1,4 @@
-"""Memory of programs that run operator by operator and overwrite dead arguments."""
+"""Memory use of op-by-op programs, whose kernels overwrite dead arguments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _Node = torch.fx.Node
 
 
 def memory_use(program: Program, *, with_inner: bool = False) -> MemoryUse:
-    """Return the memory of every step, in the terms of ``build.with_kernels``.
+    """Return the memory use of an op-by-op program at each step.
 
     Args:
         program: after the passes of its lowering.
@@ -50,7 +50,7 @@ def _is_ours(node: _Node) -> bool:
 
 
 def _copies(node: _Node, step: int) -> Iterator[Piece]:
-    """Yield the copies of images that are not dense, which our kernels read in their place."""
+    """Yield the copies that library kernels make of activations that are not dense."""
     if not _is_ours(node):
         return
     for index in range(2 if node.target is aten.convolution_backward.default else 1):
@@ -64,7 +64,7 @@ def _is_dense(image: torch.Tensor) -> bool:
 
 
 def _pieces(graph: torch.fx.Graph, liveness: Liveness, last: Container[_Node]) -> Iterator[Piece]:
-    """Memory that operations make: not that of results which take an argument's or another's.
+    """Yield the memory that operations allocate, without results that alias other tensors.
 
     Args:
         graph: with the nodes.
@@ -93,7 +93,7 @@ def _is_own_pool(node: _Node) -> bool:
 
 
 class _Memories:
-    """Owners of the memory of each value, where kernels overwrite their arguments.
+    """Owners of each value's memory, where kernels overwrite their arguments.
 
     Args:
         graph: of a program after the passes of its lowering.
@@ -118,7 +118,7 @@ class _Memories:
                 self._taken[first] = self.of(node_argument(node, index))
 
     def _norm(self, node: _Node, first: _Node | None, index: int | None) -> None:
-        """Backward keeps the result if that says what the argument was, else the argument."""
+        """Record which of a norm's argument and result is saved for backward."""
         kept, slope = _result(node, 1), node.args[7]
         argument = self.of(node_argument(node, 0))
         if not slope:  # whatever was below zero is lost
@@ -143,13 +143,13 @@ class _Memories:
 
 
 def _copies_image(image: torch.Tensor) -> bool:
-    """Return whether a change of layout copies an image; one channel or pixel has one layout."""
+    """Return whether a layout change copies a tensor; one channel or pixel has one layout."""
     has_two = image.shape[1] > 1 and image.shape[2] * image.shape[3] > 1
     return has_two or not image.is_contiguous()
 
 
 def _result(node: _Node, index: int) -> _Node | None:
-    """Return the node that picks a result of a node."""
+    """Return the node that picks the result of a node at an index."""
     if not isinstance(node.meta.get("val"), tuple | list):
         return None if index else node
     return next((u for u in node.users if is_getitem(u) and u.args[1] == index), None)

@@ -1,4 +1,4 @@
-"""Normalisations of channels-last images by library kernels, in place where the argument is dead.
+"""Channels-last normalizations by library kernels, in place where the argument is dead.
 
 Each function computes the operator of ``abele.ops.norm_activation`` of the same name. Its first
 arguments are the library and whether it may write over a tensor; the others are the operator's.
@@ -29,7 +29,7 @@ def _prepared(
     momentum: float = 0.0,
     eps: float = 0.0,
 ) -> tuple[Any, Callable[[], int]]:
-    """Return a norm of images of this shape for the kernels, and how many threads it is worth."""
+    """Return the kernel descriptor of a norm, and a function of its useful thread count."""
     # As text, because a slope of -0.0 is another one than 0.0, to which it is equal.
     return _described(library, shape, slope.hex(), momentum, eps)
 
@@ -50,7 +50,7 @@ def _addresses(*tensors: Tensor) -> list[int]:
 def _statistics(
     library: ctypes.CDLL, norm: Any, inputs: Sequence[Tensor], threads: int
 ) -> tuple[list[Tensor], bool]:
-    """Compute statistics and new running ones, and whether backward needs nothing of x but y.
+    """Compute batch and running statistics, and whether y suffices for backward.
 
     Args:
         library: of kernels.
@@ -67,7 +67,7 @@ def _statistics(
 
 
 def norm_activation(library: ctypes.CDLL, overwrite: bool, *given: Any) -> _Results:
-    """Compute ``abele::norm_activation``; may write y over x."""
+    """Compute ``abele::norm_activation`` (batch norm and activation); may write y over x."""
     x, weight, bias, mean, var, momentum, eps, slope = given
     x = channels_last(x)
     norm, worth = _prepared(library, x.shape, slope, momentum, eps)
@@ -98,7 +98,7 @@ def norm_activation_backward(
 
 
 def norm_sum_activation(library: ctypes.CDLL, overwrite: bool, *given: Any) -> _Results:
-    """Compute ``abele::norm_sum_activation``; may write y over what is added."""
+    """Compute ``abele::norm_sum_activation``; may write y over the summand."""
     x, weight, bias, mean, var, added, momentum, eps, slope = given
     x, added = channels_last(x), channels_last(added)
     norm, worth = _prepared(library, x.shape, slope, momentum, eps)

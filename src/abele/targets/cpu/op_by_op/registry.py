@@ -1,4 +1,4 @@
-"""Lookup of library kernels, and of the dead arguments that they overwrite."""
+"""Lookup of library kernels by operator, and of dead arguments that they overwrite."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ for _each in (*KERNELS_OF_IMAGES, *NORMS, *UPDATES):
 
 
 def own_kernel(node: _Node) -> OwnKernel | None:
-    """Return the library kernel that computes a node, or None if there is none."""
+    """Return the library kernel that computes a node, or None if torch does."""
     rows = _BY_OPERATOR.get(node.target, ())
     return next((row for row in rows if row.suits(node)), None)
 
 
 class Lifetimes:
-    """Last uses of the memory of each value, as our kernels use it."""
+    """Last uses of each value's memory by library kernels."""
 
     def __init__(self, graph: torch.fx.Graph):
         self._aliases = Aliases()
@@ -47,7 +47,7 @@ class Lifetimes:
         return self._liveness.position(node)
 
     def may_overwrite(self, node: _Node, value: _Node) -> bool:
-        """Return whether ``node`` is the last to need ``value``, which owns its memory."""
+        """Return whether ``node`` is the last use of ``value``, which owns its memory."""
         if value.op != "call_function" or self._liveness.memory(value) is not value:
             return False
         keeps = node.target is norm_activation.forward
@@ -72,7 +72,7 @@ class Lifetimes:
 
 
 def overwritten(node: _Node, lifetimes: Lifetimes) -> int | None:
-    """Return the index of the argument over which a node's first result is written, or None."""
+    """Return the index of the argument that a node's first result overwrites, or None."""
     kernel = own_kernel(node)
     over = None if kernel is None else kernel.over
     if over is None or not lifetimes.may_overwrite(node, node_argument(node, over)):

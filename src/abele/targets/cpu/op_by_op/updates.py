@@ -1,4 +1,4 @@
-"""Updates of many parameters by one call of library kernels, over parameters and state."""
+"""Fused optimizer updates (Adam, SGD) of many parameters in one library kernel call."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _LISTS: dict[Any, int] = {adam.update: 5, sgd.update: 3}
 
 
 def is_update(node: _Node) -> bool:
-    """Return whether a node updates many parameters."""
+    """Return whether a node is a fused optimizer update of many parameters."""
     return node.target in _LISTS
 
 
 def copies_back(node: _Node) -> list[_Node] | None:
-    """Return the copies of an update's results into its arguments; None if one is required."""
+    """Return the ``copy_`` nodes of update results into arguments; None if one is required."""
     params, grads, *state = cast("Any", node.args[: _LISTS[node.target]])
     changed: list[_Node] = [each for column in (params, *state) for each in column]
     results = {user.args[1]: user for user in node.users if is_getitem(user)}
@@ -40,7 +40,7 @@ def copies_back(node: _Node) -> list[_Node] | None:
 
 
 def _only_copy(result: _Node | None, argument: _Node) -> _Node | None:
-    """Return the copy of a result into its argument, if nothing else reads either."""
+    """Return the ``copy_`` of a result into its argument, if nothing else reads either."""
     users = [] if result is None else list(result.users)
     if len(users) != 1 or users[0].target is not aten.copy_.default or users[0].users:
         return None
@@ -51,7 +51,7 @@ def _only_copy(result: _Node | None, argument: _Node) -> _Node | None:
 def _are_read(
     changed: set[_Node], node: _Node, grads: list[_Node], copies: set[_Node | None]
 ) -> bool:
-    """Return whether tensors that an update changes are read after some may have changed.
+    """Return whether tensors that an update overwrites are read after it or as gradients.
 
     A gradient may be another parameter, or a view of one, where a function says its own backward.
     """
@@ -65,7 +65,7 @@ def _are_read(
 
 
 def erase_copies(copies: Sequence[_Node]) -> None:
-    """Erase copies of an update's results, and the nodes that pick these results."""
+    """Erase the ``copy_`` nodes of update results, and the nodes that pick these results."""
     for each in copies:
         result = cast("_Node", each.args[1])
         each.graph.erase_node(each)
@@ -73,7 +73,7 @@ def erase_copies(copies: Sequence[_Node]) -> None:
 
 
 def adam_update(library: ctypes.CDLL, overwrite: bool, *given: Any) -> list[torch.Tensor]:
-    """Compute ``abele::adam``; may write over parameters and state."""
+    """Compute ``abele::adam``; may overwrite parameters and optimizer state."""
     *columns, rate, beta1, beta2, eps, decay = given
     params, grads, first, second, steps = _writable(columns, overwrite=overwrite)
     tensors = _described(AdamTensor, params, first, second, grads, steps)
@@ -84,7 +84,7 @@ def adam_update(library: ctypes.CDLL, overwrite: bool, *given: Any) -> list[torc
 
 
 def sgd_update(library: ctypes.CDLL, overwrite: bool, *given: Any) -> list[torch.Tensor]:
-    """Compute ``abele::sgd``; may write over parameters and velocities."""
+    """Compute ``abele::sgd``; may overwrite parameters and velocities."""
     *columns, rate, momentum, rest, decay, nesterov = given
     params, grads, velocities = _writable(columns, overwrite=overwrite)
     tensors = _described(SgdTensor, params, velocities, grads)
@@ -94,7 +94,7 @@ def sgd_update(library: ctypes.CDLL, overwrite: bool, *given: Any) -> list[torch
 
 
 def _writable(columns: Sequence[list[torch.Tensor]], *, overwrite: bool) -> list[Any]:
-    """Return the lists, with copies of tensors that the kernel may not overwrite."""
+    """Return an update's tensor lists, cloned if the kernel may not overwrite them."""
     params, grads, *state = columns
     if not overwrite:
         params, *state = ([each.clone() for each in column] for column in (params, *state))
@@ -102,7 +102,7 @@ def _writable(columns: Sequence[list[torch.Tensor]], *, overwrite: bool) -> list
 
 
 def _described(kind: type[ctypes.Structure], *columns: list[torch.Tensor]) -> Any:
-    """Return an array with size and addresses of each parameter, in the order of the lists."""
+    """Return a C array of element count and tensor addresses for each parameter."""
     rows = zip(*columns, strict=True)
     return (kind * len(columns[0]))(
         *((row[0].numel(), *(each.data_ptr() for each in row)) for row in rows)

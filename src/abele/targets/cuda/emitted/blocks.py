@@ -1,4 +1,4 @@
-"""Work of blocks of threads, as parts of launches that also have loops."""
+"""Calls of device functions by thread blocks, as parts of launches that also contain loops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from abele.targets.translation.places import Place
 
 @dataclasses.dataclass(eq=False)
 class Blocks(Operation):
-    """A call of a function of device.h that each block makes once.
+    """A call of a function of device.h, once per thread block.
 
     Attributes:
         what: name for reports.
@@ -38,7 +38,7 @@ def call(
     numbers: Sequence[int],
     settings: Sequence[float] = (),
 ) -> Blocks:
-    """Call a function with its block, numbers, settings, inputs and outputs."""
+    """Return an operation that calls a device function in each thread block."""
     count = len(reads) + len(writes)
     arguments = [
         *(f"abele::number(p[{count + i}])" for i in range(len(numbers))),

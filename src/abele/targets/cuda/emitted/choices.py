@@ -1,4 +1,4 @@
-"""Choices that are measured on a GPU at compile time and stored with the kernels.
+"""GEMM autotuning choices, measured on a GPU at compile time and stored with the kernels.
 
 A program that is loaded makes the same choices, so it has the bits of the one that was compiled.
 """
@@ -38,7 +38,7 @@ _MOST_BYTES = 1 << 28
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """Libraries of the GEMMs of a program, and which of them run in parallel.
+    """The BLAS library of each GEMM of a program, and which GEMMs run in parallel.
 
     Attributes:
         libraries: of each product, in the order of the steps; see ``blas``.
@@ -49,7 +49,7 @@ class Choices:
     together: list[bool]
 
     def fit(self, steps: Sequence[Step]) -> bool:
-        """Return whether the choices belong to these steps."""
+        """Return whether the numbers of GEMMs and of parallel groups match a program's steps."""
         groups = [step for step in steps if isinstance(step, ConcurrentGemms)]
         counts = len(list(products_of(steps))), len(groups)
         return counts == (len(self.libraries), len(self.together))
@@ -64,7 +64,7 @@ def products_of(steps: Sequence[Step]) -> Iterator[Foreign]:
 
 
 def measured(steps: Sequence[Step], device: torch.device, clock: Clock | None = None) -> Choices:
-    """Choose what is faster; equal products, and equal groups of them, are measured once.
+    """Choose the fastest BLAS library of each GEMM, and whether groups run in parallel.
 
     Args:
         steps: of a program.
@@ -78,7 +78,7 @@ def measured(steps: Sequence[Step], device: torch.device, clock: Clock | None = 
 
 
 class _Measurement:
-    """Measures products with numbers like the program's.
+    """An autotuner of GEMMs on tensors shaped like the program's.
 
     Args:
         device: where they are computed.
@@ -91,7 +91,7 @@ class _Measurement:
         self._together: dict[object, bool] = {}
 
     def library(self, product: Foreign) -> str:
-        """Return the faster library of a GEMM."""
+        """Return the faster BLAS library for a GEMM."""
         key = _kind(product)
         if key not in self._libraries:
             self._libraries[key] = self._faster(product)
@@ -126,14 +126,14 @@ class _Measurement:
         return lambda: product.target(*operands, **product.options)
 
     def _numbers(self, place: Place) -> torch.Tensor:
-        """Return a tensor laid out as the program's, without zeros, which multiply faster."""
+        """Return a nonzero tensor with the layout of an operand; zeros multiply faster."""
         size = 1 + sum((n - 1) * step for n, step in zip(place.shape, place.stride, strict=True))
         numbers = torch.linspace(-1, 1, size if place.size else 0, device=self._device)
         return numbers.to(place.dtype).as_strided(place.shape, place.stride)
 
 
 def _kind(product: Foreign) -> object:
-    """Equal for products that take equally long."""
+    """Return a key that is equal for GEMMs with equal operator and layouts."""
     layouts = ((each.dtype, each.shape, each.stride) for each in _operands(product))
     return product.target, *layouts
 
@@ -156,7 +156,7 @@ def _by(library: str, work: Work) -> Work:
 
 
 def microseconds(works: Sequence[Work]) -> list[float]:
-    """Measure works on the current GPU in turns: each several times in one graph, without the host.
+    """Time callables on the current GPU in turns, several repeats in one CUDA graph each.
 
     Args:
         works: what each does may be captured.
@@ -194,13 +194,13 @@ def _replayed(graph: torch.cuda.CUDAGraph) -> float:
 
 
 def encoded(choices: Choices, codes: Sequence[bytes]) -> bytes:
-    """Return choices and the kernels of a program, which may need none, as JSON."""
+    """Serialize GEMM choices and compiled kernels as JSON."""
     texts = [base64.b64encode(code).decode() for code in codes]
     return json.dumps({**dataclasses.asdict(choices), "codes": texts}).encode()
 
 
 def decoded(payload: bytes) -> tuple[Choices, list[bytes]]:
-    """Return what ``encoded`` was given.
+    """Parse GEMM choices and compiled kernels from JSON.
 
     Raises:
         CorruptExecutable: the payload is incomplete, or something else.
@@ -218,7 +218,7 @@ def decoded(payload: bytes) -> tuple[Choices, list[bytes]]:
 
 
 def backend(unit: Unit) -> str:
-    """Return who computes a unit."""
+    """Return the backend of a unit: ``torch``, ``loop`` or a device function's name."""
     first = unit.operations[0]
     if isinstance(first, Blocks):
         return first.what

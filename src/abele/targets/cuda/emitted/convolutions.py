@@ -1,7 +1,7 @@
-"""Convolutions of 3 x 3 and 1 x 1 with few channels, and their gradients, by blocks of threads.
+"""CUDA convolutions (3 x 3 and 1 x 1) of few channels and their gradients, without cuDNN.
 
-Libraries multiply matrices for them, of which eight channels fill a small part: of a step of a
-network with 8 to 48 channels they took 12 of 18 ms on an H200. ``convolution_sizes`` says which are
+Libraries use GEMMs for them, of which eight channels fill a small part: of a step of a
+network with 8 to 48 channels they took 12 of 18 ms on an H200. ``Sizes.is_ours`` says which are
 computed here.
 """
 
@@ -29,7 +29,7 @@ _LARGEST_INDEX = 2**31
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Sizes of a convolution that keeps the size of its images.
+    """Sizes of a stride-1 convolution whose output has the size of its input.
 
     Attributes:
         samples: of the batch.
@@ -49,7 +49,7 @@ class Sizes:
 
     @property
     def pixels(self) -> int:
-        """Pixels of all images of a channel."""
+        """Number of pixels of one channel in the whole batch."""
         return self.samples * self.height * self.width
 
     def turned(self) -> Sizes:
@@ -57,17 +57,17 @@ class Sizes:
         return dataclasses.replace(self, channels=self.results, results=self.channels)
 
     def is_ours(self) -> bool:
-        """Return whether our kernels compute results."""
+        """Return whether abele's CUDA kernel computes the convolution's result."""
         limits = LEAST_PIXELS[self.taps]
         return any(self.channels <= n and self.pixels >= least for n, least in limits)
 
     def weights_are_ours(self) -> bool:
-        """Return whether our kernels compute weight gradients."""
+        """Return whether abele's CUDA kernel computes the weight gradient."""
         return max(self.channels, self.results) <= MOST_CHANNELS_OF_WEIGHTS[self.taps]
 
 
 def sizes_of(node: torch.fx.Node) -> Sizes | None:
-    """Return the sizes of a convolution, or of its backward, with kernels here; None for others."""
+    """Return the sizes of a convolution or its backward; None if no CUDA kernel here suits."""
     convolution = convolution_of(node)
     if convolution is None or not convolution.moves_by_one:
         return None
@@ -94,7 +94,7 @@ _BLOCKS_OF_SUMS, _PIXELS_OF_SUMS = 512, 1024
 
 
 def apart(program: Program) -> Program:
-    """Take the two gradients of a convolution apart where one of them is computed here."""
+    """Split ``convolution_backward`` where a kernel here computes only one of its gradients."""
     return gpu_gradients(program, _is_half_ours)
 
 
@@ -104,7 +104,7 @@ def _is_half_ours(node: torch.fx.Node) -> bool:
 
 
 def convolution(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten.convolution``."""
+    """Translate ``aten.convolution`` to a CUDA kernel call."""
     image, weight, bias, *_ = arguments(node)
     x, w = translator.places[image], translator.places[weight]
     result, sizes = translator.new_like(node), sizes_of(node)
@@ -117,7 +117,7 @@ def convolution(translator: Any, node: torch.fx.Node) -> Any:
 
 
 def backward(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten.convolution_backward``, whose bias is summed apart (``gpu_biases``)."""
+    """Translate ``aten.convolution_backward`` without bias gradient to CUDA kernel calls."""
     grad, image, weight, *_, mask = arguments(node)
     grad, x, w = (translator.places[each] for each in (grad, image, weight))
     sizes = sizes_of(node)
@@ -136,14 +136,14 @@ def backward(translator: Any, node: torch.fx.Node) -> Any:
 
 
 def _channels_last(x: Place) -> bool:
-    """Return whether images are channels-last: cuDNN has kernels for that."""
+    """Return whether a tensor is channels-last: cuDNN has kernels for that."""
     return x.shape[1] > 1 and x.stride[1] == 1 and x.shape[2] * x.shape[3] > 1
 
 
 def _convolution(
     x: Place, weight: Place, bias: list[Place], result: Place, sizes: Sizes, *, turned: bool
 ) -> Blocks:
-    """Return the call of a convolution.
+    """Return the CUDA kernel call of a convolution.
 
     Args:
         x: images.
@@ -168,7 +168,7 @@ def _convolution(
 
 
 def _three_by_three(sizes: Sizes) -> tuple[str, int, tuple[int, ...]]:
-    """Return the function, its number of blocks and its first numbers for 3 x 3 windows."""
+    """Return function name, block count and extents of a 3 x 3 convolution kernel."""
     groups = -(-sizes.results // _CHANNELS)
     lines = sizes.samples * groups * -(-sizes.height // _ROWS)
     pixels = 2 if sizes.width >= 32 and lines * -(-sizes.width // 32) >= _ENOUGH_BLOCKS else 1
@@ -177,14 +177,14 @@ def _three_by_three(sizes: Sizes) -> tuple[str, int, tuple[int, ...]]:
 
 
 def _one_by_one(sizes: Sizes) -> tuple[str, int, tuple[int, ...]]:
-    """Return the function, its number of blocks and its first numbers for 1 x 1 windows."""
+    """Return function name, block count and extents of a 1 x 1 convolution kernel."""
     pixels = sizes.height * sizes.width
     groups = -(-sizes.results // _CHANNELS)
     return "pointwise", sizes.samples * groups * -(-pixels // _THREADS), (pixels,)
 
 
 def _of_weight(translator: Any, grad: Place, x: Place, weight: Place, sizes: Sizes) -> Place:
-    """Compute the weight gradient: partial sums over pixels first, then their sum."""
+    """Add the kernel calls of a weight gradient: partial sums over pixels, then their sum."""
     pairs = -(-sizes.results // _CHANNELS) * -(-sizes.channels // _CHANNELS)
     if sizes.taps > 1:
         name, extent = "convolution_weights", (sizes.height, sizes.width)

@@ -35,13 +35,13 @@ _PRODUCTS = {aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm
 
 
 def is_product(step: object) -> bool:
-    """Return whether cuBLAS or cuBLASLt computes a step."""
+    """Return whether a step is a GEMM of cuBLAS or cuBLASLt."""
     return isinstance(step, Foreign) and step.target in _PRODUCTS
 
 
 @contextlib.contextmanager
 def using(name: str | None) -> Generator[None]:
-    """Let torch call a library for products while open, in all threads; None changes nothing."""
+    """Set torch's preferred BLAS library within a context; None changes nothing."""
     if name is None:
         yield
         return
@@ -57,7 +57,7 @@ def using(name: str | None) -> Generator[None]:
 
 @functools.cache
 def _use_silently_once() -> None:
-    """Torch says so at the first use, past Python, on the standard error of the process."""
+    """Select cuBLASLt for the first time, hiding torch's message on stderr."""
     sys.stderr.flush()
     try:
         stderr = os.dup(2)
@@ -82,7 +82,7 @@ MOST = 4
 
 @dataclasses.dataclass(eq=False)
 class ConcurrentGemms:
-    """GEMMs that do not depend on each other.
+    """A group of GEMMs that do not depend on each other.
 
     Attributes:
         operations: two of them or more.
@@ -92,7 +92,7 @@ class ConcurrentGemms:
 
 
 def leaves_room(operation: Operation) -> bool:
-    """Return whether an operation is a GEMM that leaves room for another one in parallel."""
+    """Return whether an operation is a GEMM small enough to run in parallel with another."""
     if not is_product(operation):
         return False
     *batch, rows, columns = operation.writes[0].shape
@@ -100,7 +100,7 @@ def leaves_room(operation: Operation) -> bool:
 
 
 def together(works: Sequence[Callable[[], object]]) -> None:
-    """Queue works side by side: the first on the current stream, the others on streams beside it.
+    """Queue independent callables on parallel CUDA streams, the first on the current stream.
 
     All begin where the current stream is and it waits for them at the end. So memory that a stream
     frees is only used again after whatever used it, on whichever stream.

@@ -1,4 +1,4 @@
-"""Lowering by CUDA C++ that is written for the program."""
+"""The CUDA lowering that generates CUDA C++ for a program."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _HANDLERS: dict[Any, Handler] = {
 
 
 class Emitted(Lowering):
-    """CUDA C++ of our own for elementwise operators, torch's kernels for others, one graph."""
+    """A lowering to generated CUDA C++ for elementwise operators and torch's kernels for others."""
 
     name = "emitted"
     compiles = True
@@ -63,13 +63,13 @@ class Emitted(Lowering):
     )
 
     def why(self, program: Program) -> str | None:
-        """Take programs of straight code."""
+        """Accept programs without loops, branches or side effects."""
         if self.why_not(program) is not None:
             return None
         return "few kernels compute its elementwise operators, compiled in a second"
 
     def why_not(self, program: Program) -> str | None:
-        """Only straight code without effects can be written."""
+        """Reject programs with loops, branches or side effects, or without NVRTC."""
         if any(True for _ in subgraphs(program.graph)):
             return "it has loops or branches"
         if any(has_effect(node) for node in program.graph.graph.nodes):
@@ -77,7 +77,7 @@ class Emitted(Lowering):
         return nvrtc.unavailable()
 
     def compile(self, program: Program) -> Compiled:
-        """Write the kernels and compile them; meanwhile, measure products."""
+        """Generate and compile CUDA kernels, and autotune GEMMs meanwhile."""
         plan = planned(program)
         with ThreadPoolExecutor(_FILES) as pool:
             each = pool.map(functools.partial(nvrtc.compiled, capability=_capability()), plan.texts)
@@ -85,19 +85,19 @@ class Emitted(Lowering):
         return _runnable(program, plan, encoded(choices, list(each)))
 
     def load(self, program: Program, payload: bytes) -> Compiled:
-        """Plan the launches again; the code is there."""
+        """Rebuild the launch plan for already compiled CUDA kernels."""
         require_code(payload, "cuda")
         return _runnable(program, planned(program), payload)
 
     def kernel_choices(self, program: Program) -> dict[torch.fx.Node, str]:
-        """Loops, and what torch computes."""
+        """Return how each operator runs: fused loop, device function or ATen fallback."""
         units = grouped(Translator(program, _HANDLERS, NAMES).operations)
         return kernel_choices(program, units, backend)
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A translated program before it is compiled.
+    """A program translated to launches, ATen calls and CUDA C++, before compilation.
 
     Attributes:
         translation: the program as operations.
@@ -113,7 +113,7 @@ class Plan:
 
 
 def planned(program: Program) -> Plan:
-    """Translate, group, order and write a program; needs no GPU.
+    """Translate a program to launches, ATen calls and CUDA C++; needs no GPU.
 
     Args:
         program: after the passes of the lowering.

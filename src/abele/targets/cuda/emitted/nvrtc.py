@@ -1,6 +1,6 @@
-"""CUDA C++ through NVRTC, the compiler in NVIDIA's libraries, and launches of its kernels.
+"""Compilation of CUDA C++ by NVRTC, NVIDIA's runtime compiler, and kernel launches.
 
-NVIDIA's ``cuda-bindings`` reach both; the CUDA builds of torch bring them.
+NVIDIA's ``cuda-bindings`` reach both; CUDA builds of torch depend on them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HEADERS = (
 
 
 def unavailable() -> str | None:
-    """Return why nothing can be compiled, or None if it can."""
+    """Return why NVRTC cannot compile kernels here, or None if it can."""
     try:
         _library("nvrtc").nvrtcVersion()
     except ImportError:
@@ -38,7 +38,7 @@ def unavailable() -> str | None:
 
 
 def version() -> str:
-    """Return name and version of the compiler; empty if nothing can be compiled."""
+    """Return the name and version of NVRTC; empty if it is unavailable."""
     if unavailable() is not None:
         return ""
     _, major, minor = _library("nvrtc").nvrtcVersion()
@@ -47,7 +47,7 @@ def version() -> str:
 
 @functools.cache
 def fingerprint() -> str:
-    """Return a hash of the headers, which kept code is made of, too."""
+    """Return a hash of the CUDA headers that generated kernels include."""
     digest = hashlib.sha256()
     for header in _HEADERS:
         digest.update(header.read_bytes())
@@ -55,7 +55,7 @@ def fingerprint() -> str:
 
 
 def compiled(text: str, capability: tuple[int, int]) -> bytes:
-    """Compile CUDA C++; needs no GPU.
+    """Compile CUDA C++ to machine code with NVRTC; needs no GPU.
 
     Args:
         text: of the file; it may include ``device.h`` and ``functions.h``.
@@ -92,7 +92,7 @@ def compiled(text: str, capability: tuple[int, int]) -> bytes:
 
 
 class Kernels:
-    """Kernels that are loaded on the current GPU.
+    """Compiled CUDA kernels loaded on the current GPU.
 
     Args:
         codes: what ``compiled`` returned, of all of them.
@@ -115,11 +115,11 @@ class Kernels:
         return module
 
     def use(self) -> None:
-        """Let launches of this thread run where the kernels are."""
+        """Set this thread's CUDA context to the one in which the kernels are loaded."""
         _result(self._driver.cuCtxSetCurrent(self._context))
 
     def launch(self, name: str, blocks: int, threads: int, addresses: Sequence[int]) -> None:
-        """Queue a kernel on the current stream.
+        """Queue a CUDA kernel on the current stream.
 
         Args:
             name: of the kernel, whose only argument are addresses.
@@ -138,7 +138,7 @@ class Kernels:
         _result(self._driver.cuLaunchKernel(function, *size, shared, stream, given, extra))
 
     def _found(self, name: str) -> Any:
-        """Return the kernel of a name from whichever module has it."""
+        """Return the kernel function of a name from the loaded CUDA modules."""
         for module in self._modules:
             status, function = self._driver.cuModuleGetFunction(module, name.encode())
             if not status.value:
@@ -151,7 +151,7 @@ def _library(name: str) -> Any:
 
 
 def _result(returned: tuple[Any, ...]) -> Any:
-    """Return the values of a driver call without its status.
+    """Return the values of a CUDA driver call without its status.
 
     Raises:
         CompilerError: the status is an error.

@@ -1,4 +1,4 @@
-"""A program's steps on a GPU, one after the other.
+"""Execution of a program's launches and ATen calls on a GPU.
 
 This runs twice for each set of state: to let libraries choose their kernels, and to be captured.
 After that its time does not matter.
@@ -24,7 +24,7 @@ from abele.targets.translation.translate import Translator
 
 
 class Runner:
-    """Runs the steps of a program.
+    """A callable that runs the kernel launches and ATen calls of a program in order.
 
     Args:
         translation: where its inputs and results lie.
@@ -59,7 +59,7 @@ class Runner:
         self._kernels, self._device = kernels, device
 
     def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Update state in place and return the results.
+        """Run the program: update state in place and return the results.
 
         Args:
             inputs: one tensor on the device for each slot; the list is emptied.
@@ -95,7 +95,7 @@ class Runner:
         return outputs
 
     def _products(self, step: ConcurrentGemms, memory: _Memory) -> None:
-        """Compute products that need nothing of each other."""
+        """Run independent GEMMs, in parallel if that was measured faster."""
         works = [functools.partial(self._call, each, memory) for each in step.operations]
         if step in self._together:
             gemms.together(works)
@@ -109,7 +109,7 @@ class Runner:
 
 
 def _call(step: Foreign, memory: _Memory) -> None:
-    """Let torch compute an operator."""
+    """Run the ATen fallback of an operator."""
     target: Any = step.target
     arguments, options = places_changed((step.arguments, step.options), memory.tensor)
     value = target(*arguments, **options)
@@ -121,7 +121,7 @@ def _call(step: Foreign, memory: _Memory) -> None:
 
 
 class _Memory:
-    """Buffers of a run.
+    """The tensors behind the buffers of one run.
 
     Args:
         constants: of the program's graph, in the order of their buffers.
@@ -134,7 +134,7 @@ class _Memory:
         self._cast: dict[Buffer, torch.Tensor] = {}  # what torch made in another type
 
     def take(self, place: Place, tensor: torch.Tensor) -> torch.Tensor:
-        """Note what a buffer is: the tensor, or a copy whose elements lie as kernels expect."""
+        """Bind a tensor to a buffer, copied if its strides differ from the plan."""
         lazy = tensor.is_conj() or tensor.is_neg()  # its memory holds other numbers
         if not _is_other(tensor, place) and (lazy or not place.stride_is(tensor.stride())):
             tensor = laid_out(tensor, place)
@@ -148,7 +148,7 @@ class _Memory:
             self._cast.pop(buffer, None)
 
     def address(self, pointer: Pointer) -> int:
-        """Return the address of an element of a buffer; numbers stay numbers."""
+        """Return the device address of a buffer element; plain numbers are returned as is."""
         if isinstance(pointer, int):
             return pointer
         buffer, offset = pointer
@@ -162,7 +162,7 @@ class _Memory:
         return base.data_ptr() + offset * buffer.dtype.itemsize
 
     def tensor(self, place: Place) -> torch.Tensor:
-        """Return the tensor at a place."""
+        """Return the tensor for a view of a buffer."""
         base = self._base(place.buffer)
         if _is_other(base, place):
             return base
@@ -171,7 +171,7 @@ class _Memory:
         return base.as_strided(place.shape, place.stride, base.storage_offset() + place.offset)
 
     def _base(self, buffer: Buffer) -> torch.Tensor:
-        """Return the memory of a buffer, allocated at its first use."""
+        """Return the tensor that backs a buffer, allocated at its first use."""
         if buffer.kind is Kind.CONSTANT:
             return self._constants[buffer.index]
         if buffer not in self._of:
@@ -180,8 +180,8 @@ class _Memory:
 
 
 def _is_other(tensor: torch.Tensor, place: Place) -> bool:
-    """Return whether torch returned another tensor than the operator does on the host.
+    """Return whether torch returned a tensor of another size than it does on the host.
 
-    So it is of what only an operator's own gradient reads, such as that of an LSTM.
+    This happens for results that only an operator's own gradient reads, such as those of an LSTM.
     """
     return place.buffer.kind is Kind.FOREIGN and tensor.numel() != place.size == place.buffer.size

@@ -1,4 +1,4 @@
-"""The CUDA C++ of a program's launches."""
+"""Generation of the CUDA C++ of a program's kernel launches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Pointer = tuple[Buffer, int] | int
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """A launch of a kernel.
+    """A launch of a generated CUDA kernel.
 
     Attributes:
         name: of the function.
@@ -43,7 +43,7 @@ class Launch:
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """Work of some blocks of a launch.
+    """A part of a kernel launch: one loop or device function call in some of the thread blocks.
 
     Attributes:
         kind: parts of the same kind do the same with other tensors.
@@ -62,20 +62,20 @@ class _Part:
     unit: Unit
 
     def blocks(self, each: int) -> int:
-        """Return the number of blocks if each thread computes ``each`` elements."""
+        """Return the number of thread blocks if each thread computes ``each`` elements."""
         return -(-self.size // (self.of_block or THREADS * each))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Kernel:
-    """The text of a kernel, and the functions that it calls, among other kinds of parts."""
+    """The text of a generated CUDA kernel, with the names of the functions that it may call."""
 
     text: str
     functions: set[str]
 
 
 class Writer:
-    """Writes all kernels of a program into one text.
+    """A generator of all CUDA kernels of a program.
 
     Args:
         kept: memory that has to be written; other results of loops stay in registers.
@@ -88,7 +88,7 @@ class Writer:
         self._launches: dict[str, str] = {}  # names of kernels, by their text without it
 
     def launches(self, units: Sequence[Unit]) -> list[Launch]:
-        """Write the loops of units that need nothing of each other; usually one launch."""
+        """Generate launches for independent units; usually a single one."""
         parts = sorted(map(self._part, units), key=lambda part: part.kind)
         parts = [part for part in parts if part.size]
         result: list[Launch] = []
@@ -101,7 +101,7 @@ class Writer:
         return [*result, self._launch(taken)] if taken else result
 
     def texts(self, count: int) -> list[str]:
-        """Return the kernels in ``count`` files at most, which can be compiled in parallel."""
+        """Return the kernels in at most ``count`` CUDA files, for parallel compilation."""
         return [self._text(kernels) for kernels in _divided(self._kernels, count)]
 
     def _text(self, kernels: Sequence[_Kernel]) -> str:
@@ -152,7 +152,7 @@ class Writer:
         return Launch(name, blocks, pointers, [part.unit for part in parts])
 
     def _named(self, text: str, functions: set[str]) -> str:
-        """Return the name of a kernel; equal layers share it."""
+        """Return the name of a kernel by its text; equal layers share a kernel."""
         if text not in self._launches:
             name = self._launches[text] = f"launch_{len(self._kernels)}"
             self._kernels.append(_Kernel(text.replace(_NAME, name), functions))
@@ -160,12 +160,12 @@ class Writer:
 
 
 def _are_equal(parts: Sequence[_Part]) -> bool:
-    """Return whether parts of one kind have one size, which fits an argument."""
+    """Return whether launch parts have equal sizes that fit a 32-bit kernel argument."""
     return len({part.size for part in parts}) == 1 and parts[0].size < _LARGEST_INDEX
 
 
 def _equal(parts: Sequence[_Part], each: int) -> list[str]:
-    """Return the code of parts of one kind and one size, which is passed as an argument.
+    """Return CUDA code of equal-sized launch parts, whose size is a kernel argument.
 
     Args:
         parts: whose blocks and size are numbers behind the pointers.
@@ -185,7 +185,7 @@ def _equal(parts: Sequence[_Part], each: int) -> list[str]:
 def _alike(
     parts: Sequence[_Part], counts: Sequence[int], at: int, each: int, table: str
 ) -> list[str]:
-    """Return the code of parts of one kind.
+    """Return CUDA code that runs launch parts which differ only in tensors and size.
 
     Args:
         parts: of the kind.
@@ -209,7 +209,7 @@ def _alike(
 
 
 def _table(parts: Sequence[_Part], counts: Sequence[int], name: str) -> str:
-    """Return a table of the first block and the size of each part."""
+    """Return constant CUDA arrays with the first block and the size of each launch part."""
     begins = [0, *itertools.accumulate(counts)][:-1]
     return (
         f"__constant__ unsigned first_{name}[] = {{{', '.join(map(str, begins))}}};\n"
@@ -218,7 +218,7 @@ def _table(parts: Sequence[_Part], counts: Sequence[int], name: str) -> str:
 
 
 def _divided(kernels: Sequence[_Kernel], count: int) -> list[list[_Kernel]]:
-    """Divide kernels into groups of about equal text."""
+    """Divide kernels into groups of about equal text length."""
     groups: list[list[_Kernel]] = [[] for _ in range(count)]
     for kernel in sorted(kernels, key=lambda each: -len(each.text)):
         min(groups, key=lambda group: sum(len(each.text) for each in group)).append(kernel)
@@ -233,7 +233,7 @@ def _blocks(operation: Blocks, unit: Unit) -> _Part:
 
 
 def _function(loop: Loop, index: str) -> str:
-    """Return the function of an element of a loop."""
+    """Return the CUDA function that computes one element of a loop."""
     arguments = [f"{name}* __restrict__ p{i}" for i, name in enumerate(loop.types)]
     lines = [f"ABELE_INLINE void NAME({', '.join([*arguments, f'const {index} i'])}) {{"]
     rest = "i"

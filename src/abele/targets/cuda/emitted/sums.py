@@ -1,6 +1,6 @@
-"""Sums of columns and of channels, such as gradients of biases, as parts of launches.
+"""CUDA sums over columns and channels (gradients of biases), as parts of launches.
 
-Torch has a kernel for each, which took a fifth of the time of all kernels in a step of a small GPT.
+Torch's kernels for each took a fifth of the time of all kernels in a step of a small GPT.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _LARGEST_INDEX = 2**31
 
 
 def usable(x: Place) -> bool:
-    """Return whether channels of images [samples, channels, ...] are summed by our kernel."""
+    """Return whether the CUDA kernel can sum each channel of ``[samples, channels, ...]``."""
     small = x.size < _LARGEST_INDEX
     return x.dtype is torch.float32 and x.size > 0 and small and _pixels(x) >= _LEAST_PIXELS
 
 
 def sizes(x: Place) -> tuple[int, int, int]:
-    """Channels, pixels of an image, and elements of a channel."""
+    """Return the numbers of channels, of pixels per sample and of elements per channel."""
     return x.shape[1], _pixels(x), x.size // x.shape[1]
 
 
 def parts_of(x: Place) -> tuple[int, int]:
-    """Channels, and parts of each."""
+    """Return the numbers of channels and of partial sums per channel."""
     return x.shape[1], -(-sizes(x)[-1] // _OF_BLOCK)
 
 
 def summed(translator: Any, x: Place, result: Place) -> None:
-    """Add kernel calls that sum each channel of images.
+    """Add CUDA kernel calls that sum each channel of a tensor.
 
     Args:
         translator: of the program.
@@ -97,7 +97,7 @@ _MOST_ROWS, _MOST_ELEMENTS = 1 << 14, 1 << 22
 
 
 def sums(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten.sum`` over dimensions that come before all others, or over all but the second."""
+    """Translate ``aten.sum`` over leading dimensions, or over all but the channel dimension."""
     place: Place = translator.places[arguments(node)[0]]
     result: Place = translator.new_like(node)
     if options(node) or {place.dtype, result.dtype} != {torch.float32} or not result.contiguous:
@@ -114,14 +114,14 @@ def sums(translator: Any, node: torch.fx.Node) -> Any:
 
 
 def _are_channels(x: Place, reduced: set[int]) -> bool:
-    """Return whether images are reduced to their channels, of which there are several."""
+    """Return whether a sum reduces all dimensions but several channels."""
     if len(x.shape) < 3 or reduced != set(range(len(x.shape))) - {1} or not x.contiguous:
         return False
     return x.shape[1] > 1 and usable(x)
 
 
 def summed_columns(x: Place, result: Place, rows: int, columns: int, step: int) -> Blocks:
-    """Return the call that sums the columns of a matrix.
+    """Return the CUDA kernel call that sums the columns of a matrix.
 
     Args:
         x: where the matrix begins.
@@ -135,7 +135,7 @@ def summed_columns(x: Place, result: Place, rows: int, columns: int, step: int) 
 
 
 def _matrix(place: Place, reduced: set[int]) -> tuple[int, int, int] | None:
-    """Rows, columns and step of a matrix whose columns are summed; None if there is none."""
+    """Return rows, columns and row stride of the matrix that a sum reduces; None if none."""
     dims = [d for d in range(len(place.shape)) if place.shape[d] != 1]
     first = [d for d in dims if d in reduced]
     if not place.size or dims[: len(first)] != first or len(first) == len(dims):
