@@ -1,9 +1,9 @@
 """Registry of the compilation targets (reference, null, cpu, cuda), one module or package each.
 
-reference  interprets with torch's own kernels: the oracle, and the honest fallback
-null       computes nothing: right-shaped zeros, for testing what surrounds a program
-cpu        compiled ahead of time for this processor, or run operator by operator
-cuda       kernels of its own and torch's on this GPU, one captured graph per call
+reference  interprets with torch's own kernels: the oracle, and the fallback
+null       returns zeros of the right shapes, for testing everything around a program
+cpu        compiled ahead of time for the host CPU, or run operator by operator
+cuda       generated and torch's kernels on an NVIDIA GPU, one CUDA graph per call
 """
 
 from __future__ import annotations

@@ -25,11 +25,11 @@ class Clocked:
     """A program instrumented to time each of its kernels.
 
     Attributes:
-        run: computes what the program does.
-        kernels: in the order in which they run.
-        times: gives beginning and end of each in the latest run, in ns of
-            ``time.perf_counter_ns``; zeros for what did not run.
-        cost_ns: of the clocks of one kernel.
+        run: the instrumented callable.
+        kernels: in execution order.
+        times: returns the start and end of each kernel in the latest run, in ns of
+            ``time.perf_counter_ns``; zeros for kernels that did not run.
+        cost_ns: timing overhead of one kernel.
     """
 
     run: Run
@@ -42,11 +42,11 @@ class GraphClocks:
     """Timestamps around the operators of a graph that is run as a Python function.
 
     Args:
-        nodes: those of the program by name, if the graph that gets clocks is another one.
+        nodes: the program's nodes by name, if the instrumented graph is another one.
 
     Attributes:
-        look: at the clock, in ns.
-        moments: beginning and end of each kernel in the latest run.
+        look: reads the clock, in ns.
+        moments: start and end of each kernel in the latest run.
     """
 
     def __init__(self, nodes: Mapping[str, torch.fx.Node] | None = None) -> None:
@@ -56,11 +56,7 @@ class GraphClocks:
         self._kernels: list[Kernel] = []
 
     def place(self, node: torch.fx.Node) -> int:
-        """Reserve two timestamp entries for a node; return the index of the first.
-
-        Args:
-            node: that calls something.
-        """
+        """Reserve two timestamp entries for a node; return the index of the first."""
         of = node if self._nodes is None else self._nodes[node.name]
         self._kernels.append(Kernel(what=_who(node.target), nodes=(of,)))
         self.moments.extend((0, 0))
@@ -128,11 +124,11 @@ class Compiled:
     """A compiled, callable program with the bytes to restore it from.
 
     Attributes:
-        run: the call.
-        payload: contents of the executable for this program; empty if the target keeps none.
-        plan: how the code is called, as text that ``Lowering.load_planned`` takes, if it takes any.
-        replays: what ``bound`` returns takes tensors of the host and waits for the device, and from
-            the second call on its results are on the host, too.
+        run: the callable.
+        payload: contents of the executable for this program; empty if the target stores none.
+        plan: the call plan as text, for ``Lowering.load_planned``, or None.
+        replays: callables of ``bound`` accept host tensors and wait for the device; from the second
+            call on, their results are host tensors, too.
     """
 
     replays = False
@@ -146,8 +142,7 @@ class Compiled:
         """Return the self-test failure of the linked library kernels, or None.
 
         Args:
-            noted: the kernels are the objects in this machine's cache. A note says whether these
-                have passed before.
+            noted: use this machine's cached record of whether the kernel objects have passed.
         """
         del noted
         return None
@@ -176,9 +171,9 @@ class Source:
     """A program as C++ source text, with the command that compiles it to native code.
 
     Attributes:
-        text: of the file that is compiled.
-        command: given the paths of that file and of the code, what compiles it.
-        loaded: makes the code runnable.
+        text: the C++ source.
+        command: returns the compile command from the paths of source and shared library.
+        loaded: returns the callable program from the compiled code.
     """
 
     text: str
@@ -200,12 +195,12 @@ class Lowering(abc.ABC):
     """A strategy for compiling and running programs on a target.
 
     Attributes:
-        name: what records, keys and files call it; loading dispatches on it.
-        passes: applied after the common pipeline to the programs that are lowered this way.
-        compiles: code is made for each program, which takes so long that steps are interpreted
-            meanwhile if the caller allows that.
-        manner: how programs run that are lowered this way, said of them.
-        certain: what ``why`` takes runs best this way. Otherwise it is measured beside others.
+        name: identifier in records, cache keys and files; loading dispatches on it.
+        passes: graph passes of this lowering, after the common pipeline.
+        compiles: compilation takes so long that steps are interpreted meanwhile if the caller
+            allows that.
+        manner: phrase for reports: how programs with this lowering run.
+        certain: programs that ``why`` accepts need no timing against other lowerings.
         trusted: results are never compared with those of the interpreter: it is the interpreter, or
             computes nothing.
     """
@@ -237,7 +232,7 @@ class Lowering(abc.ABC):
     def also_measure(self, program: Program) -> bool:
         """Return whether to time this lowering even if another one is chosen.
 
-        For lowerings whose ``compile`` takes no time to speak of.
+        For lowerings whose ``compile`` takes negligible time.
         """
         del program
         return False
@@ -254,15 +249,15 @@ class Lowering(abc.ABC):
         """
 
     def compile_conservatively(self, program: Program) -> Compiled | None:
-        """Compile ``program`` once more with optimizations that compilers rarely get wrong.
+        """Compile ``program`` again with optimizations that compilers rarely get wrong.
 
-        Called where results of ``compile`` are not those of the interpreter.
+        Called where results of ``compile`` differ from those of the interpreter.
 
         Args:
             program: after ``passes``.
 
         Returns:
-            A slower equivalent of ``compile``, loaded likewise; None if there is only ``compile``.
+            A slower equivalent of ``compile``'s result, or None if there is none.
 
         Raises:
             CompilerError: the compiler behind the target failed.
@@ -274,7 +269,7 @@ class Lowering(abc.ABC):
         """Return names of library kernels ``program`` may need; None: all of them.
 
         Args:
-            program: after the common pipeline; this takes no time to speak of.
+            program: after the common pipeline.
         """
         del program
         return ()
@@ -291,7 +286,7 @@ class Lowering(abc.ABC):
     def source(self, program: Program) -> Source:
         """Return ``program`` as C++ text and the command that compiles it.
 
-        Only lowerings of the host's processor that compile have this; ``compile`` gives the same.
+        Only compiling CPU lowerings have this; ``compile`` gives the same code.
 
         Args:
             program: after ``passes``.
@@ -303,7 +298,7 @@ class Lowering(abc.ABC):
 
         Args:
             program: after ``passes``.
-            payload: of what ``compile`` returned.
+            payload: the ``payload`` of ``compile``'s result.
 
         Raises:
             ForeignExecutable: the payload is not one of this lowering.
@@ -316,11 +311,11 @@ class Lowering(abc.ABC):
 
         Args:
             program: after the common pipeline and before any lowering pass.
-            payload: of what ``compile`` returned.
-            plan: likewise.
+            payload: the ``payload`` of ``compile``'s result.
+            plan: the ``plan`` of ``compile``'s result.
 
         Returns:
-            None if that cannot be done here, so that ``load`` has to.
+            None if that is not possible here, so that ``load`` is needed.
 
         Raises:
             CorruptExecutable: the plan is damaged.
@@ -338,7 +333,7 @@ class Lowering(abc.ABC):
         return of_graph(program)
 
     def kernel_choices(self, program: Program) -> dict[torch.fx.Node, str]:
-        """Return the backend of each operator, as clocks call it; see ``kernel_choice.reason``.
+        """Return the backend of each operator; see ``kernel_choice.reason``.
 
         Args:
             program: after ``passes``.
@@ -363,12 +358,12 @@ class Target(abc.ABC):
 
     Attributes:
         name: as in ``ABELE_TARGET``.
-        lowerings: the ways to run a program; the first that gives a reason takes it, unless
-            another one measures faster.
-        cacheable: its executables are worth keeping on disk.
-        measures: of several lowerings that are asked for, the fastest is taken, not the first.
-        apart: passes that a program goes through before lowerings judge it, because they would
-            decompose the same layers.
+        lowerings: in order of preference; the first that accepts a program is used, unless another
+            one measures faster.
+        cacheable: its executables are worth storing on disk.
+        measures: candidate lowerings are timed and the fastest is used, not the first.
+        apart: passes that run before a lowering is chosen, because all lowerings would decompose
+            the same layers.
     """
 
     name: str
@@ -385,7 +380,7 @@ class Target(abc.ABC):
         """Return the CPU seconds of one-time kernel compilation still to be done.
 
         Args:
-            needed: what of it counts, see ``Lowering.required_kernels``; None: all.
+            needed: names of library kernels, see ``Lowering.required_kernels``; None: all.
         """
         del needed
         return 0.0
@@ -394,7 +389,7 @@ class Target(abc.ABC):
         """Return the one-time compile jobs of ``prepare``, to run in another process.
 
         Args:
-            needed: as of ``setup_seconds_left``.
+            needed: as for ``setup_seconds_left``.
 
         Returns:
             Stages, one after the other.
@@ -406,11 +401,11 @@ class Target(abc.ABC):
         """Compile library kernels that are missing from this machine's cache.
 
         Args:
-            needed: as of ``setup_seconds_left``.
+            needed: as for ``setup_seconds_left``.
 
         Raises:
-            CompilerError: it cannot be compiled. Who compiles a program that needs it gets the
-                same, and other programs need it not.
+            CompilerError: a kernel cannot be compiled. Compiling a program that requires it raises
+                the same; other programs do not need it.
         """
         return
 
@@ -418,7 +413,7 @@ class Target(abc.ABC):
         """Return why programs cannot be compiled here, or ``None``; loading may work.
 
         Args:
-            lowerings: names of all that programs may have; None: any.
+            lowerings: names of the candidate lowerings; None: any.
         """
         del lowerings
         return self.unavailable()
@@ -426,8 +421,8 @@ class Target(abc.ABC):
     def choose(self, program: Program) -> tuple[Lowering, str]:
         """Return the lowering for ``program`` by rules, without timing, and the reason.
 
-        Asked once, of the program after the common pipeline: operators that are equal or unused
-        are gone by then, and no lowering pass has changed what is counted.
+        ``program`` is after the common pipeline: equal and unused operators are eliminated, and no
+        lowering pass has changed what the rules count.
         """
         for lowering in self.lowerings:
             reason = lowering.why(program)
@@ -439,8 +434,8 @@ class Target(abc.ABC):
         """Return the reasons, by name, why preceding lowerings reject ``program``.
 
         Args:
-            program: that ``choose`` was asked for.
-            before: only those that come before this one.
+            program: as for ``choose``.
+            before: the lowering up to which reasons are returned.
         """
         earlier = self.lowerings[: self.lowerings.index(before)]
         reasons = {each.name: each.why_not_chosen(program) for each in earlier}

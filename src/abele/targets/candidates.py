@@ -1,7 +1,7 @@
 """Candidate lowerings of a program: one by rule, or several to be timed.
 
-``ABELE_LOWERING`` decides otherwise for targets that have several: ``rules`` (what the lowerings
-say of themselves, unmeasured), one name, or several with commas between, which are measured.
+``ABELE_LOWERING`` overrides this for targets that have several: ``rules`` (by rule, without
+timing), one name, or several names separated by commas, which are timed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def considered(target: Target, program: Program) -> Program:
     """Return the program as lowerings judge it: after the passes that all of them share.
 
     Args:
-        target: has the lowerings.
-        program: after the common pipeline, not to be edited any more.
+        target: the target with the lowerings.
+        program: after the common pipeline; must not be edited afterwards.
     """
     if len(target.lowerings) == 1:
         return program
@@ -50,9 +50,9 @@ def candidates(
     """Return the possible lowerings with reasons; the first is taken unless another is faster.
 
     Args:
-        target: what runs it.
+        target: the target that runs the program.
         program: after the common pipeline.
-        measured: there may be several.
+        measured: timing is possible, so several may be returned.
 
     Raises:
         TargetError: the environment asks for a lowering that does not exist or cannot run it.
@@ -91,7 +91,7 @@ def decided_by(target: Target, *, measured: bool) -> dict[str, Any]:
     """Return all settings, besides the program, that the choice of lowering depends on.
 
     Args:
-        target: what runs it.
+        target: the target that runs the program.
         measured: as for ``candidates``.
     """
     if len(target.lowerings) == 1 and not target.lowerings[0].passes:

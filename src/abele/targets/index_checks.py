@@ -1,8 +1,8 @@
 """Bounds checks of index tensors before a compiled program runs.
 
-An index out of bounds in generated code would access memory of others. So the operators that
-indices follow from are computed separately first, and the indices are compared with their bounds
-before anything is written. Programs and executables stay as they are.
+Generated code does not check indices, and one out of bounds would access foreign memory. So the
+operators that compute indices run separately first, and indices are compared with their bounds
+before anything is written. Programs and executables are unchanged.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class _Slice:
         """Return a bounds check of index tensors as a function of some program inputs.
 
         Returns:
-            None if there is nothing to check; the function raises ``IndexCheckError``.
+            The check, which raises ``IndexCheckError``, and positions of its inputs; or None.
         """
         seen: set[tuple[torch.fx.Node, Bounds]] = set()
         for node in self._source.graph.nodes:
@@ -227,8 +227,8 @@ class Checked(Compiled):
 
     Args:
         compiled: the program.
-        check: looks at its inputs.
-        of_batch: looks at those of the batch; None if the check reads others.
+        check: index check of all of its inputs.
+        of_batch: index check of the batch alone; None if the check reads other inputs.
     """
 
     def __init__(self, compiled: Compiled, check: Check, of_batch: Check | None = None):
@@ -274,8 +274,8 @@ def checked(program: Program, compiled: Compiled) -> Compiled:
 def look(program: Program, inputs: Sequence[torch.Tensor]) -> None:
     """Raise ``IndexCheckError`` if a program's inputs contain an out-of-range index.
 
-    Interpreted programs call it after an operator of torch has failed, whose own error says neither
-    the line nor, for some operators, that an index is the cause.
+    Called after an operator of an interpreted program has failed: torch's error says neither the
+    line nor, for some operators, that an index is the cause.
 
     Args:
         program: has written nothing yet.
@@ -301,10 +301,10 @@ def refuse(index: torch.Tensor, low: int, high: int, ignored: int | None, messag
 
     Args:
         index: integers, any shape.
-        low: the smallest that fits.
-        high: the largest that fits.
-        ignored: one more that fits.
-        message: what was expected; what was found is added.
+        low: the smallest valid index.
+        high: the largest valid index.
+        ignored: another valid value, or None.
+        message: error message, to which the found index is appended.
     """
     least, largest = _extremes(index)
     if ignored is not None and (least < low or largest > high):

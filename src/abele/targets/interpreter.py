@@ -1,7 +1,7 @@
 """A graph compiled to one Python function that binds the operators it calls directly.
 
-Small operators take about as long as Python takes to reach them. The code that a graph generates by
-itself goes by name through ``torch.ops`` for each; here the function that does the work is bound.
+Small operators take about as long as their dispatch in Python. The code that FX generates looks
+each up by name in ``torch.ops``; here the function itself is bound.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def function_of(
 
     Args:
         root: the graph and its constants.
-        clocks: are looked at before and after whatever is called.
+        clocks: timestamps around each call, if any.
         frees_inputs: the function empties its list and frees inputs too after their last use.
     """
     writer = _Writer(root, clocks, frees_inputs)
@@ -64,7 +64,7 @@ class _Writer:
     """A writer of the Python source of a graph's function.
 
     Attributes:
-        bound: what the source calls by name.
+        bound: global variables of the source.
     """
 
     def __init__(self, root: torch.fx.GraphModule, clocks: GraphClocks | None, frees_inputs: bool):
@@ -169,8 +169,8 @@ class Types:
     """A substitution of dtypes in an interpreted program.
 
     Attributes:
-        dtype: the type that takes the place of float32, and where it is float64 of all narrower
-            ones; None for none.
+        dtype: replaces float32; float64 replaces all narrower floating types, too. None: no
+            substitution.
     """
 
     dtype: torch.dtype | None = None
@@ -188,13 +188,13 @@ class Interpretation:
     """The values of a program's nodes, interpreted in replaced dtypes.
 
     Args:
-        program: is run.
+        program: the program.
         arguments: one tensor per input slot.
-        types: in which it is computed.
+        types: the substitution of dtypes.
 
     Attributes:
-        values: by node, as far as they were computed and not dropped.
-        rounded: operators that were computed in other types than asked for.
+        values: computed values by node.
+        rounded: operators that could not be computed in the replaced dtypes.
     """
 
     def __init__(self, program: Program, arguments: Sequence[torch.Tensor], types: Types):
@@ -302,10 +302,10 @@ def all_values(
     """Interpret a program and return all comparable node values by node name.
 
     Args:
-        program: is run.
+        program: the program.
         arguments: one tensor per input slot.
-        types: in which it is interpreted.
-        random_state: that torch's generator starts with, and has afterwards as before.
+        types: the substitution of dtypes.
+        random_state: initial state of torch's generator, which is restored afterwards.
     """
     run = Interpretation(program, arguments, types)
     outside = torch.get_rng_state()

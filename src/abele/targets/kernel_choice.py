@@ -50,9 +50,9 @@ class Kernel:
     """A kernel: operators of a program that run as one loop or one call.
 
     Attributes:
-        what: who computes it: ``torch``, ``loop``, or the name of a function.
-        nodes: what it computes of the program.
-        bytes: that it reads and writes at least; None where each node's tensors say so.
+        what: the backend: ``torch``, ``loop``, or the name of a function.
+        nodes: the operators that it computes.
+        bytes: lower bound of its memory traffic; None: the sum of its nodes' tensors.
     """
 
     what: str

@@ -1,10 +1,10 @@
 """Replay of a program as one CUDA graph: each call launches once instead of hundreds of times.
 
-A capture remembers addresses. The session keeps its state where it is, so state stays as it is;
-rows of a batch are copied into static buffers before a replay, and results out of them after it.
-Where calls bring rows of the host and take results there, these copies are in the capture, too. The
-first call runs as usual, because libraries choose their kernels then; the second captures. Random
-numbers of torch's kernels are others in each replay.
+A CUDA graph contains addresses. The session keeps its state in place, so state is not copied; the
+batch is copied into static buffers before a replay, and results out of them after it. If batch and
+results are host tensors, these copies are part of the graph. The first call runs uncaptured, as
+libraries choose their kernels then; the second is captured. Torch's random numbers differ between
+replays.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CudaGraphs:
         Other threads may use the GPU meanwhile.
 
         Raises:
-            RuntimeError: something in it cannot be captured.
+            RuntimeError: ``work`` cannot be captured.
         """
         graph = torch.cuda.CUDAGraph()
         with warnings.catch_warnings():  # that nothing is in it: some programs return what they get
@@ -69,7 +69,7 @@ class CudaGraphs:
 def may_be_captured(program: Program) -> bool:
     """Return whether a program may be captured as a CUDA graph.
 
-    The host must not look at values in it: loops, branches, and what prints or calls the host do.
+    The host must not read values during it: no loops, branches, printing or host calls.
 
     Args:
         program: after the passes of its lowering.
@@ -85,8 +85,8 @@ def replayed(program: Program, compiled: Compiled, recorder: CudaGraphs) -> Comp
 
     Args:
         program: after the passes of its lowering.
-        compiled: of it.
-        recorder: captures.
+        compiled: the compiled ``program``.
+        recorder: records CUDA graphs.
     """
     return Replayed(program, compiled, recorder) if may_be_captured(program) else compiled
 
@@ -95,9 +95,9 @@ class Replayed(Compiled):
     """A compiled program with a CUDA graph for each set of state tensors it is called with.
 
     Args:
-        program: says which slots are rows of a batch.
-        compiled: runs it otherwise.
-        recorder: captures.
+        program: says which slots are the batch.
+        compiled: runs the program until it is captured.
+        recorder: records CUDA graphs.
     """
 
     replays = True
@@ -208,10 +208,10 @@ class _FromHost:
     """A callable with fixed state whose batch is on the host; an ``OfBatch``.
 
     Args:
-        program: runs until there is a capture.
-        arguments: one for each slot; those of the batch are ignored.
-        batch: positions of the rows.
-        recorder: waits.
+        program: runs calls until there is a capture.
+        arguments: one tensor for each slot; those of the batch are ignored.
+        batch: positions of the batch among the slots.
+        recorder: waits for the GPU.
     """
 
     def __init__(
@@ -283,17 +283,17 @@ class _Capture:
 class _HostCapture:
     """A CUDA graph that includes copying the batch from the host and results to it.
 
-    Small results are copied to the host in the capture, and from there for the caller. Large ones
-    are copied once, into page-locked memory that torch uses again: on a virtual machine, fresh
-    memory of other kinds can take longer than the step. Callers who keep many large results get
-    further ones in ordinary memory.
+    Small results are copied to the host in the graph, and from there for the caller. Large ones are
+    copied once, into page-locked memory that torch reuses: on a virtual machine, fresh memory of
+    other kinds can take longer than the step. Callers who keep many large results get further ones
+    in ordinary memory.
 
     Args:
-        run: what is captured.
-        arguments: of a call; its state is what the capture works on.
-        batch: positions of the rows.
-        results: tensors like those that it returns.
-        recorder: captures.
+        run: the callable to capture.
+        arguments: of a call; the graph works on its state in place.
+        batch: positions of the batch among the arguments.
+        results: tensors with the shapes and dtypes of the results.
+        recorder: records CUDA graphs.
     """
 
     def __init__(
@@ -352,7 +352,7 @@ class _HostCapture:
 def _copy(to: torch.Tensor, source: torch.Tensor) -> None:
     """Copy a batch tensor between host buffers.
 
-    Torch wakes threads from 32,768 numbers on, which takes longer than copying some hundred KiB.
+    Torch wakes threads from 32,768 elements on, which takes longer than copying some hundred KiB.
     """
     size = to.numel() * to.element_size()
     alike = to.dtype == source.dtype and to.shape == source.shape and source.device.type == "cpu"

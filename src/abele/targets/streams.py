@@ -1,8 +1,8 @@
 """CUDA streams on which programs are captured.
 
-Libraries keep memory for each stream that they are used on, cuBLAS 32 MiB. So whatever runs before
-a capture, and what is measured, runs on the same one. Each thread has its own: what another thread
-queued there would become part of a capture.
+Libraries allocate memory for each stream they are used on, cuBLAS 32 MiB. So warm-up runs and
+measurements use the capture stream, too. Each thread has its own: work that another thread queued
+there would become part of a capture.
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ def _identity(
 ) -> str:
     """Query the compiler's version and macros, or read them from the user's cache.
 
-    Asking takes 15 ms. The file of a compiler says by its size and time that it is another one; a
-    script or ``ccache`` does not, so those are asked by each process.
+    A query takes 15 ms. A compiler's binary is identified by size and time; a script or ``ccache``
+    is not, so each process queries those.
     """
     name = repr((real, size, mtime_ns, variables, instruction_set(), _MACROS))
     kept = cache_folder() / f"compiler_{hashlib.sha256(name.encode()).hexdigest()[:16]}.txt"
@@ -107,7 +107,7 @@ def kernel_problem(
 
     Args:
         library: the code of a program, or all kernels.
-        kinds: of the kernels that the program calls; None: all that the code was linked with.
+        kinds: kernel kinds that the program calls; None: all that the code was linked with.
         noted: see ``Compiled.kernel_problem``.
     """
     path = compiler()

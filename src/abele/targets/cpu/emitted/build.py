@@ -114,11 +114,11 @@ def command(
     The objects of these kernels have to be compiled before the command runs.
 
     Args:
-        text: of the file.
-        source: its path.
+        text: the C++ source.
+        source: path of the C++ source.
         result: path of the shared library.
-        conservative_objects: kernels that were compiled without vectorizers, as the file is to be;
-            None: those of all programs.
+        conservative_objects: kernel objects compiled without vectorizers, to compile the file
+            likewise; None: the shared kernel objects.
     """
     path, library = _compiler(), _library()
     assert library is not None
@@ -145,13 +145,13 @@ def compiled(name: str, text: str, *, conservative: bool = False) -> bytes:
     """Compile generated C++ text to a shared library.
 
     Args:
-        name: of the program.
-        text: of the file.
+        name: the program's name.
+        text: the C++ source.
         conservative: use ``-O2`` without vectorizers, for code that a compiler got wrong at
             ``-O3``, and compile the kernels that the file calls likewise.
 
     Raises:
-        CompilerError: the compiler does not accept it, or the kernels that it calls.
+        CompilerError: the compiler rejects the file or a kernel.
     """
     called, objects = kernels_of(text), None
     if not conservative:
@@ -181,7 +181,7 @@ def loaded(code: bytes) -> ctypes.CDLL:
     """Load a compiled shared library into this process.
 
     Raises:
-        CorruptExecutable: the bytes are no library for this machine.
+        CorruptExecutable: the bytes are no shared library for this machine.
     """
     with temporary.folder() as folder:
         path = os.path.join(folder, "program.so")

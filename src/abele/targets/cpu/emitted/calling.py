@@ -26,15 +26,15 @@ class Calling:
     """A plan for calling a program's compiled code and its ATen fallbacks.
 
     Attributes:
-        parts: what runs, in order.
-        table: memory whose address each entry of the table of pointers holds.
-        inputs: where the program's arguments lie.
-        outputs: where its results lie.
-        constants: names of the tensors of the program's graph, by the number of their buffer.
-        offsets: where buffers of the arena lie, in bytes; of those that torch reads or writes.
-        size: of the arena, in bytes.
-        freed: after each part, the results of torch's that are not needed any more.
-        places: of the tensors that torch makes; None if they have none.
+        parts: segments and ATen calls, in execution order.
+        table: the buffer for each entry of the pointer table.
+        inputs: views of the program's arguments.
+        outputs: views of its results.
+        constants: names of the graph's constant tensors, by buffer index.
+        offsets: byte offsets in the arena of the buffers that torch accesses.
+        size: bytes of the arena.
+        freed: ATen results to free after each part.
+        places: planned memory of the tensors that torch allocates; None without ATen calls.
     """
 
     parts: Sequence[Segment | Foreign]
@@ -82,11 +82,11 @@ def from_text(text: str, program: Program) -> Calling | None:
     """Parse the call plan that ``to_text`` wrote; None if it does not fit this process.
 
     Args:
-        text: of it.
+        text: JSON.
         program: with the same slots and constants.
 
     Returns:
-        None if it was written for another number of threads, with which torch takes other memory.
+        None if it was written for another thread count, with which torch allocates other memory.
 
     Raises:
         CorruptExecutable: it is damaged, or was written for another program.

@@ -1,11 +1,11 @@
 """Fusion of channel reductions and loops over NCHW tensors into blocks of channels.
 
     statistics(images, mean, deviation)              for some channels at a time:
-    result = relu((images - mean) / deviation)  ->     statistics, and at once the loop
+    result = relu((images - mean) / deviation)  ->     statistics, then the loop
 
-Sums of a channel need all of its pixels, so a batch norm goes through images twice, and its
-backward three times. Images that no cache holds then come from memory each time. The channels of a
-block are still in the cache of the core that has summed them.
+Sums of a channel need all of its pixels, so a batch norm reads its input twice, and its backward
+three times: from memory, if it exceeds the caches. A block of channels is still in the cache of the
+core that has summed it.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class ChannelBlocks(Unit):
 
     Attributes:
         units: calls and loops.
-        images: their shape: samples, channels, and further dimensions.
-        block: how many channels; no thread has fewer.
-        inside: images that nothing else reads. Of these, only one block at a time exists for each
-            thread, so that they need not leave its cache.
+        images: NCHW shape, with any number of spatial dimensions.
+        block: channels of a block; no thread has fewer.
+        inside: temporary buffers of the group. Only one block of each exists at a time for each
+            thread, so that it stays in cache.
     """
 
     units: list[Unit] = dataclasses.field(kw_only=True)
@@ -83,8 +83,8 @@ def block_channels(units: Sequence[Unit], returned: Collection[Buffer]) -> list[
     """Fuse reductions over channels with the loops around them.
 
     Args:
-        units: in the order in which they run, which the result has but for those in between.
-        returned: memory of the program's results, which others read.
+        units: in execution order.
+        returned: buffers of the program's results.
     """
     result = list(units)
     index = 0

@@ -37,10 +37,10 @@ def with_clocks(
 
     Args:
         program: after the passes of the lowering.
-        calling: of its code.
-        library: the code, with a look at the clock between units.
-        units: in the order in which they run.
-        kept: memory that is written.
+        calling: the call plan.
+        library: the instrumented code.
+        units: in execution order.
+        kept: buffers that are written to memory.
     """
     runner = _Runner(program, calling, library)
     return Clocked(
@@ -92,8 +92,8 @@ def kernel_of(unit: Unit, kept: Collection[Buffer]) -> Kernel:
     """Return a fused unit's operators, backend and bytes of memory traffic.
 
     Args:
-        unit: of a program as operations.
-        kept: memory that is written.
+        unit: the fused unit.
+        kept: buffers that are written to memory.
     """
     nodes: dict[torch.fx.Node, None] = {}
     for operation in unit.operations:

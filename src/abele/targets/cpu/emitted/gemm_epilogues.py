@@ -3,8 +3,8 @@
     gradient = multiply(a, b)             multiply_by_rows(a, b, rows:
     update(gradient, weight, moments)  ->     update(rows, their weight, their moments))
 
-Nothing else reads the product, so it has no memory of its own: a block of its rows is still in the
-cache when the loop reads them.
+Nothing else reads the GEMM's result, so it is never stored: a block of its rows is still in cache
+when the loop reads them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class GemmWithEpilogue(Unit):
     """A GEMM fused with the elementwise loop that alone reads its result.
 
     Attributes:
-        product: the first of the operations.
-        loop: a unit of the others.
+        product: the GEMM, first of the operations.
+        loop: the unit of the other operations.
     """
 
     product: Product = dataclasses.field(kw_only=True)
@@ -35,7 +35,7 @@ def fuse_gemm_epilogues(units: Sequence[Unit]) -> list[Unit]:
     """Fuse GEMMs with the loops that read them where that is faster.
 
     Args:
-        units: ``before`` says which orders are possible, here and in the result.
+        units: with dependencies in ``before``.
     """
     result = list(units)
     for unit in units:

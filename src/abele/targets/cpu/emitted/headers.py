@@ -1,7 +1,7 @@
 """Precompiled headers of generated C++ files, compiled once per machine.
 
-Reading them takes 0.4 s of processor time, a third of what a small program takes. GCC keeps what
-it has read in a file beside the header (``.gch``); it reads the header where that does not fit.
+Parsing them takes 0.4 s of CPU time, a third of a small program's compilation. GCC stores the
+precompiled form in a ``.gch`` file next to the header, and reads the header if that does not fit.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def arguments(compiler: str, instruction_set: str) -> list[str]:
 
     Args:
         compiler: path of the C++ compiler.
-        instruction_set: what this processor has; code for another one is read again.
+        instruction_set: of the host CPU, as in ``compiler.instruction_set``.
     """
     path = _path(compiler, instruction_set)
     return [] if path is None or not _is_whole(path) else ["-include", str(path)]
@@ -64,8 +64,6 @@ def make_beside(compiler: str, instruction_set: str) -> None:
     """Precompile the C++ headers in a background thread, while a program compiles.
 
     The process exits only after the thread. On one core, the caller precompiles them itself.
-
-    Takes what ``make`` does.
     """
 
     def make_and_allow() -> None:

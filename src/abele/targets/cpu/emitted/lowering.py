@@ -136,12 +136,12 @@ class Plan:
         program: after the passes of the lowering.
 
     Attributes:
-        translation: the program as operations.
-        units: in the order in which they run.
-        kept: memory that is written.
-        lives: first and last unit that uses each piece of it.
-        offsets: where each piece of the arena is, in bytes.
-        size: of the arena, in bytes.
+        translation: the program as operations on buffers.
+        units: in execution order.
+        kept: buffers that are written to memory.
+        lives: first and last unit that uses each buffer.
+        offsets: byte offset of each buffer in the arena.
+        size: bytes of the arena.
     """
 
     def __init__(self, program: Program):

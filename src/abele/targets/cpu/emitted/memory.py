@@ -26,8 +26,8 @@ _HUGE_PAGE = 1 << 21
 def ordered(units: Sequence[Unit]) -> list[Unit]:
     """Return units in topological order, updates of state as early as possible.
 
-    A unit that ends with a new value for a slot runs as soon as it can: what it reads is free
-    then. Of the others, the first in the program comes first.
+    A unit that updates a slot runs as soon as it can, which frees what it reads. All other units
+    run in program order.
     """
     after: dict[Unit, list[Unit]] = {unit: [] for unit in units}
     missing = {unit: len(unit.before) for unit in units}
@@ -93,11 +93,11 @@ def memory_use(
     """Return the memory of a program, with each result of an ATen call by itself.
 
     Args:
-        units: in the order in which they run.
-        lives: first and last unit that uses each piece of memory; see ``until_code_ends``.
-        size: of the arena, in bytes.
-        returned: what the caller gets.
-        output: the node that returns it, which is the last step.
+        units: in execution order.
+        lives: first and last unit that uses each buffer; see ``until_code_ends``.
+        size: bytes of the arena.
+        returned: buffers of the results.
+        output: the output node, which is the last step.
     """
     makers, results = _makers(units)
     end = len(units)
@@ -147,7 +147,7 @@ def _makers(
 def until_code_ends(units: Sequence[Unit], lives: Lives) -> dict[Buffer, tuple[int, int]]:
     """Extend lifetimes of ATen results to the end of the segment that reads them.
 
-    Code between two calls of torch is one function: whatever it reads is there until its end.
+    Code between two ATen calls is one function, so its inputs live until its end.
     """
     ends = list(range(len(units)))
     for index in reversed(range(len(units) - 1)):

@@ -1,14 +1,14 @@
 """Padding of matrix rows by one cache line, against cache set conflicts in GEMMs.
 
-Lines of memory that are a multiple of 2 KiB apart share one or two sets of the first-level cache,
-each of which holds eight lines or so. A tile of a product touches the same column of more rows than
-that, and so loses lines that it still needs. With a line between rows, each has a set of its own:
+Cache lines that are a multiple of 2 KiB apart share one or two sets of the L1 cache, each of which
+holds about eight lines. A GEMM tile reads the same column of more rows than that, and so evicts
+lines that it still needs. With a line of padding between rows, each has a set of its own:
 
     hidden[1024][1024] = relu(product)                hidden[1024][1024 + 16] = relu(product)
     result = multiply(hidden, weight)          ->     result = multiply(hidden, weight)
 
-Only memory of the program's own can lie so, and only what loops, products and calls that are told
-strides read and write.
+Only temporary buffers are padded, and only if all of their users are loops, GEMMs and calls that
+accept strides.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def pad_leading_dimension(units: Sequence[Unit], returned: Collection[Buffer]) -
     """Pad the rows of GEMM matrices whose rows share cache sets.
 
     Args:
-        units: products and loops have become one where they do.
-        returned: memory of the program's results, which others read.
+        units: after fusion of GEMM epilogues.
+        returned: buffers of the program's results, which are not padded.
     """
     users: dict[Buffer, _Users] = {}
     for unit in units:
@@ -94,9 +94,9 @@ def _with_padded_rows(place: Place, length: int, shape: tuple[int, ...] | None) 
     """Return a view with padded rows; None if strides cannot express it.
 
     Args:
-        place: in memory whose rows are not.
-        length: of a row.
-        shape: of the loop that reads or writes it, if one does.
+        place: view of the buffer without padding.
+        length: elements of a row.
+        shape: of the loop that accesses it, or None.
     """
     sizes, strides = place.shape, place.stride
     in_order = place.contiguous and place.size > 1

@@ -4,8 +4,8 @@
     backward: n = (x - mean) / deviation; g = relu6'(n, grad);   instead of reading n
               sums(g, x)
 
-The sums of a batch norm's backward read x, so n costs no pass through memory there, and forward
-need not write it. The same holds for a ReLU of n, by whose result its gradient goes.
+The sums of a batch norm's backward read x, so n costs no memory traffic there, and forward need
+not write it. The same holds for a ReLU of n, whose result determines its gradient.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def rematerialize_norms(
     """Rematerialize normalized activations in the loops of backward.
 
     Args:
-        operations: of a program, in its order; their positions are changed.
-        returned: memory of the program's results.
+        operations: in program order; their positions are updated.
+        returned: buffers of the program's results.
     """
     users: dict[Buffer, list[Operation]] = {}
     for each in operations:
@@ -89,9 +89,9 @@ def _again(
     """Copy the operations that compute a buffer into the backward loops that read it.
 
     Args:
-        made: what computes it.
-        users: of the result.
-        ahead: for some operations, what is to come before them; added to.
+        made: operations that compute the buffer.
+        users: operations that access it.
+        ahead: receives the copies, by the operation before which they run.
     """
     readers = [each for each in users if isinstance(each, Pointwise) and _is_gradient(each)]
     if not readers:

@@ -31,13 +31,13 @@ class Runner:
     """A callable that runs compiled segments and ATen fallbacks of a program in order.
 
     Args:
-        program: says what its inputs are for, and has the constants.
-        calling: where tensors lie, and what torch computes.
+        program: with the roles of the inputs and the constants.
+        calling: the call plan.
         library: the compiled code.
 
     Attributes:
-        repeats: whether ``repeated`` and ``bound`` may be called: where torch computes nothing, and
-            what is returned is in memory of its own.
+        repeats: whether ``repeated`` and ``bound`` are supported: without ATen calls, and with all
+            results in output buffers.
     """
 
     def __init__(self, program: Program, calling: Calling, library: ctypes.CDLL):
@@ -100,7 +100,7 @@ class Runner:
             inputs: one tensor for each slot; the list is emptied.
 
         Raises:
-            ValueError: another number of inputs than the program has slots.
+            ValueError: the number of inputs differs from the number of slots.
         """
         with self._lock:
             try:
@@ -378,7 +378,7 @@ class Runner:
 def _is_short(tensor: torch.Tensor, place: Place) -> bool:
     """Return whether an ATen call returned an empty tensor in place of a declared result.
 
-    So it is of ``embedding_bag`` in half, whose further results only its own gradient reads.
+    For example ``embedding_bag`` in half precision, whose further results only its backward reads.
     """
     return place.buffer.kind is Kind.FOREIGN and not tensor.numel() and place.buffer.size > 0
 

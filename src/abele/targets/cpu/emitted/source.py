@@ -46,7 +46,7 @@ class Segment:
 
     Attributes:
         name: of the function.
-        calls: how many units it runs.
+        calls: number of units.
     """
 
     name: str
@@ -58,10 +58,10 @@ class Source:
     """A program as generated C++ text and ATen calls.
 
     Attributes:
-        text: of the file.
-        parts: what runs, in order.
-        table: memory whose address each entry of the table of pointers holds.
-        kernels: how many functions there are.
+        text: the C++ source.
+        parts: segments and ATen calls, in execution order.
+        table: the buffer for each entry of the pointer table.
+        kernels: number of loop functions.
     """
 
     text: str
@@ -81,12 +81,12 @@ def write(
     """Generate the C++ file of a program from its fused units.
 
     Args:
-        units: as they are to run.
-        offsets: where each buffer of the arena lies, in bytes.
-        kept: memory that has to be written; other results of loops stay in registers.
-        clocked: look at the clock between units, into an array ``MOMENTS``: of each segment in
-            turn, its beginning and the end of each unit.
-        subnormals: compute with numbers below the smallest normal one; else they are zero.
+        units: in execution order.
+        offsets: byte offset of each buffer in the arena.
+        kept: buffers that are written to memory; other results of loops stay in registers.
+        clocked: record timestamps in an array ``MOMENTS``: for each segment, its start and the end
+            of each unit.
+        subnormals: compute with subnormal numbers; else they are flushed to zero.
     """
     return _Writer(offsets, kept, clocked, subnormals).source(units)
 

@@ -1,12 +1,12 @@
 """Convolutions and max pools by library kernels, and the choice of algorithm.
 
-A convolution of few channels has its ReLU in its kernel, and its pool of 2 x 2 if nothing else
-reads the result:
+The kernel for few channels fuses the convolution's ReLU, and its 2 x 2 pool if nothing else reads
+the result:
 
     conv -> [relu ->] pool          and back:   pool -> [relu ->] conv
 
-Intermediate results have no memory then. That pays where samples lie side by side in registers:
-the maximum of a window is found there, before samples become images again.
+Intermediate results are not stored then. This pays off with a batch-innermost layout in registers:
+the maximum of a window is found there, before conversion to NCHW.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def is_ours(node: _Node) -> bool:
     """Return whether generated code computes a convolution or its backward, instead of torch.
 
     Args:
-        node: any of the two; its images are described in ``meta["val"]``.
+        node: forward or backward convolution with tensors in ``meta["val"]``.
     """
     return planes_gain(node) or is_product_or_depthwise(node)
 
@@ -61,7 +61,7 @@ def is_product_or_depthwise(node: _Node) -> bool:
 def _is_depthwise(node: _Node) -> bool:
     """Return whether the depthwise kernel computes a convolution or its backward.
 
-    It knows square windows of some sizes, and NCHW activations.
+    It supports square windows of some sizes, and NCHW activations.
     """
     convolution = convolution_of(node)
     if convolution is None or convolution.transposed or convolution.image.dim() != 4:
@@ -136,11 +136,11 @@ def _add_backward(
 
     Args:
         translator: of the program.
-        node: whose results the gradients are.
-        name: of the function after ``abele_``.
-        reads: its first tensors.
-        mask: which gradients are wanted: of images, weight and bias.
-        sizes: what describes the convolution.
+        node: the convolution's backward.
+        name: of the kernel function, without ``abele_``.
+        reads: the first tensor arguments.
+        mask: whether to compute the gradients of input, weight and bias.
+        sizes: the C++ descriptor of the convolution.
         threads: number of useful threads.
         also: further nodes that the call computes.
     """
@@ -195,11 +195,11 @@ def _few_channel_sizes(
     """Return the C++ descriptor ``AbeleConv`` of a convolution.
 
     Args:
-        x: its images.
-        weight: of each output and input channel.
-        stride: of rows and columns; likewise ``padding``.
+        x: NCHW input.
+        weight: ``[outputs, inputs, height, width]``.
+        stride: vertical and horizontal, or one number for both; likewise ``padding``.
         padding: zeros at each border.
-        slope: of its activation below zero.
+        slope: of the fused activation below zero (1: none, 0: ReLU).
     """
     steps = *pair(stride), *pair(padding)
     numbers = (*x.shape, weight.shape[0], *weight.shape[2:], *steps, 0, slope)

@@ -116,9 +116,9 @@ def loss(text: str, limit: float | None = None, *, weighted: bool = False) -> Ha
     """Return a handler that translates an elementwise loss of two tensors.
 
     Args:
-        text: the loss of one element; ``{0}`` and ``{1}`` are what is compared, ``{2}`` a limit.
-        limit: what the operator's last argument is if it is missing; None if it has none.
-        weighted: the third argument may be a weight of each element, which is not translated.
+        text: C++ of one element's loss: ``{0}`` and ``{1}`` are the tensors, ``{2}`` a threshold.
+        limit: default of the operator's threshold argument; None if it has none.
+        weighted: the third argument may be an elementwise weight, which is not translated.
     """
 
     def handler(translator: Any, node: torch.fx.Node) -> Any:
@@ -146,9 +146,9 @@ def gradient(text: str, *, limited: bool = False, weighted: bool = False) -> Han
     """Return a handler that translates the gradient of an elementwise loss.
 
     Args:
-        text: ``{0}`` is the gradient of the loss, ``{1}`` and ``{2}`` are what is compared,
-            ``{3}`` is the factor of a mean, ``{4}`` a limit.
-        limited: the operator has a limit.
+        text: C++ of one element: ``{0}`` is the loss gradient, ``{1}`` and ``{2}`` are the tensors,
+            ``{3}`` is the factor of a mean, ``{4}`` a threshold.
+        limited: the operator has a threshold argument.
         weighted: as for ``loss``.
     """
 

@@ -105,7 +105,7 @@ def multiplied(translator: Any, a: Place, b: Place) -> Place:
     """Add the GEMM of two matrices and return its result.
 
     Args:
-        translator: what the operation is added to.
+        translator: receives the operation.
         a: float32 or float64 ``[rows, inner]``.
         b: ``[inner, columns]``, of the same type.
     """

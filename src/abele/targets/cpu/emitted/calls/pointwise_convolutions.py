@@ -33,11 +33,11 @@ _FEW_WEIGHTS = 1 << 16
 def is_ours(node: torch.fx.Node) -> bool:
     """Return whether a convolution or its backward is computed as a GEMM.
 
-    Its windows do not overlap, it has no padding, dilation, transposition or groups, and its input
-    is float32 NCHW, with enough channels and pixels.
+    Requires non-overlapping windows, no padding, dilation, transposition or groups, and float32
+    NCHW input with enough channels and pixels.
 
     Args:
-        node: any of the two; its tensors are described in ``meta["val"]``.
+        node: forward or backward convolution with tensors in ``meta["val"]``.
     """
     convolution = convolution_of(node)
     if convolution is None or not _are_side_by_side(convolution.weight.shape, convolution.stride):

@@ -40,11 +40,11 @@ class Product(Call):
     """A call of the GEMM kernel: ``writes[0] = reads[0] @ reads[1]``.
 
     Attributes:
-        count: of such products.
-        sizes: rows, columns and inner dimension of each.
-        steps: of the factors: to the next matrix, row and column.
-        halves: the inner dimension is summed in two, which two threads share.
-        summed: the result is the sum of all products.
+        count: batch size.
+        sizes: rows, columns and inner dimension (m, n, k).
+        steps: C++ strides of each factor: batch, row and column.
+        halves: two threads share the inner dimension.
+        summed: the result is the sum over the batch.
     """
 
     count: int
@@ -86,10 +86,10 @@ class Product(Call):
 
     @property
     def is_faster_by_rows(self) -> bool:
-        """True if a loop that reads the GEMM's result is faster fused by row blocks.
+        """True if fusing the loop that reads the GEMM's result is faster.
 
-        The result is larger than the caches that are near a processor, and the right factor, which
-        all rows need, is not; or there are few samples, and little is packed.
+        Either the result exceeds the private caches and the right factor, which all rows need, does
+        not; or there are few samples, and little is packed.
         """
         rows, columns, inner = self.sizes
         kept = self.keeps_factor and columns <= _MOST_COLUMNS
@@ -126,12 +126,12 @@ def product(
     """Return a call of the GEMM kernel, batched if ``count`` is more than one.
 
     Args:
-        a: rows and inner dimension.
-        b: inner dimension and columns.
-        result: contiguous.
-        count: of products; with more than one, tensors have a dimension before.
-        steps: of ``a`` and ``b``; the one to the next matrix comes first.
-        summed: the result is the sum of all products, and has no dimension before.
+        a: ``[rows, inner]``, with a batch dimension first if ``count`` is more than one.
+        b: ``[inner, columns]``, likewise.
+        result: contiguous ``[rows, columns]``, likewise unless ``summed``.
+        count: batch size.
+        steps: C++ strides of ``a`` and ``b``: batch, row and column.
+        summed: the result is the sum over the batch.
     """
     (rows, inner), columns = a.shape[-2:], b.shape[-1]
     sizes = rows, columns, inner
@@ -150,9 +150,9 @@ def by_rows(made: Product, turns: int, loop: str) -> str:
     """Return the C++ call of a GEMM whose result rows go to a loop and are never stored.
 
     Args:
-        made: the product.
-        turns: how often the loop turns for each of its rows.
-        loop: C++ that takes the result and runs turns ``begin`` to ``end``.
+        made: the GEMM.
+        turns: iterations of the loop per row.
+        loop: C++ lambda of (result, begin, end) that runs iterations ``begin`` to ``end``.
     """
     return (
         f"status |= abele::multiply_by_rows<{turns}>({made.described()}, {{0}}, {{1}}, "
@@ -170,8 +170,8 @@ def packing(factor: Place, packed: Place) -> Call:
     """Return the call that packs the right factor of a GEMM.
 
     Args:
-        factor: inner dimension and columns, in any order.
-        packed: where to.
+        factor: ``[inner, columns]``, any strides.
+        packed: the destination.
     """
     inner, columns = factor.shape
     steps = ", ".join(map(str, (0, *factor.stride)))

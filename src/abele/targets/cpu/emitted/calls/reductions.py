@@ -54,7 +54,7 @@ def _reduced(translator: Any, node: torch.fx.Node, *, mean: bool) -> Any:
 def summed(place: Place, result: Place, reduced: set[int], scale: float) -> StridedCall:
     """Return the call of a sum reduction that accepts strides with an equal summation order.
 
-    Takes what ``sum_text`` does, and has to be possible.
+    Arguments are those of ``sum_text``, whose result must not be None.
     """
     order = _order(_groups(place, reduced))
 
@@ -81,8 +81,8 @@ def sum_text(place: Place, result: Place, reduced: set[int], scale: float) -> st
     """Return the C++ call of a sum reduction, or None for unsupported strides.
 
     Args:
-        place: what is summed.
-        result: contiguous; its dimensions are those that stay, or all with size 1 in between.
+        place: the tensor to sum.
+        result: contiguous, with or without the reduced dimensions (of size 1).
         reduced: dimensions of ``place``.
         scale: factor of each sum.
     """

@@ -1,7 +1,7 @@
 """C++ calls of multithreaded kernels: a template for small work, else a library function.
 
-A compiler needs more time for these templates than for all other code of a transformer's program,
-so the library has them. One thread's work is small: there the compiler knows all sizes.
+Compiling these templates takes longer than all other code of a transformer's program, so the
+kernel library contains them. For single-threaded work, the template with constant sizes is used.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def call(
 
     Args:
         name: of the template.
-        most: how many threads have enough to do.
-        kind: the template's further parameters, the first ones of the library's function.
-        arguments: all but the number of threads.
-        of_floats: all tensors are of float32; the library has nothing else.
+        most: maximum of useful threads.
+        kind: further template parameters, which are the library function's first arguments.
+        arguments: C++ arguments without the thread count.
+        of_floats: all tensors are float32; the library supports nothing else.
     """
     flags = [str(each).lower() for each in kind]
     if most > 1 and of_floats and name in OF_THE_LIBRARY:
