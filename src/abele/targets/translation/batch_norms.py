@@ -18,12 +18,12 @@ class BatchNorms:
     """Handlers that translate batch norms, given a device's channel reductions.
 
     Args:
-        usable: whether sums are there for these images.
-        statistics: adds what computes mean and 1 / standard deviation of each channel, and the
-            running ones: of the translator, images, running statistics, places of the two results,
-            places of the new running statistics, momentum and eps.
-        sums: adds what sums gradients of each channel, times the normalised images and alone: of
-            the translator, gradient, images, mean, 1 / standard deviation, and places of the two.
+        usable: returns whether the device's reductions support an input.
+        statistics: adds the computation of mean, 1 / standard deviation and running statistics of
+            each channel. Arguments: translator, input, running statistics, views of the two
+            results, views of the new running statistics, momentum and eps.
+        sums: adds the channel sums of the gradient, times the normalized input and alone.
+            Arguments: translator, gradient, input, mean, 1 / standard deviation, two result views.
     """
 
     def __init__(

@@ -23,12 +23,12 @@ class Unit:
     """Operations that run together: a fused group of elementwise ones, or a single other one.
 
     Attributes:
-        operations: in the order of the program.
-        shape: of the loop, if they are elementwise; None while only the number of elements
-            matters, because all tensors are read and written in the order of their memory.
-        size: how many elements the loop has.
+        operations: in program order.
+        shape: of an elementwise loop; None while only the number of elements matters, because all
+            tensors are contiguous.
+        size: number of loop iterations.
         before: units that have to run first.
-        memory: that the operations read and write.
+        memory: buffers that the operations access.
     """
 
     operations: list[Operation]
@@ -42,23 +42,23 @@ class Unit:
             self.memory.update(place.buffer for place in tensors(each))
 
     def add(self, operation: Operation) -> None:
-        """Append an operation to the unit."""
+        """Append an operation to the fused unit."""
         self.operations.append(operation)
         self.memory.update(place.buffer for place in tensors(operation))
 
     @property
     def elementwise(self) -> bool:
-        """True if the unit is a loop."""
+        """True if the unit is an elementwise loop."""
         return isinstance(self.operations[0], Pointwise)
 
     @property
     def first(self) -> int:
-        """Position of the unit's first operation."""
+        """Position of the unit's first operation in the program."""
         return self.operations[0].position
 
     @property
     def last(self) -> int:
-        """Position of the unit's last operation."""
+        """Position of the unit's last operation in the program."""
         return self.operations[-1].position
 
 
@@ -68,8 +68,8 @@ def grouped(
     """Fuse operations into units with dependencies (``before``).
 
     Args:
-        operations: in an order in which they can run.
-        in_any_order: of an operator of torch, whether it may run before or after others of torch.
+        operations: in program order.
+        in_any_order: returns whether an ATen call may be reordered with other ATen calls.
     """
     return Grouping(in_any_order).of(operations)
 
@@ -77,8 +77,8 @@ def grouped(
 class Grouping:
     """A greedy fuser of elementwise operations into units.
 
-    An operation joins the unit that made one of its operands; if several did, they become one. A
-    unit runs as a whole, so nothing may join that has to wait for something in between.
+    An operation joins the unit that computed one of its operands; several such units are merged. No
+    operation joins a unit if it depends on another unit that has to run after that.
 
     Args:
         in_any_order: see ``grouped``.
@@ -241,7 +241,7 @@ def _unit(operation: Operation) -> Unit:
 
 
 def is_flat(operation: Pointwise) -> bool:
-    """Return whether all tensors of an operation are contiguous or have a single element."""
+    """Return whether an operation's tensors are all contiguous or have a single element."""
     size = operation.result.size
     return all(p.size == 1 or (p.size == size and p.contiguous) for p in tensors(operation))
 
@@ -313,7 +313,7 @@ def _are_apart(shape: tuple[int, ...], stride: tuple[int, ...], distance: int) -
 
 
 def tensors(operation: Operation) -> Iterator[Place]:
-    """Yield the tensors that an operation reads and writes."""
+    """Yield the views that an operation reads and writes."""
     yield from operation.reads
     yield from operation.writes
 
@@ -321,12 +321,12 @@ def tensors(operation: Operation) -> Iterator[Place]:
 def kernel_choices(
     program: Program, units: Sequence[Unit], backend: Callable[[Unit], str]
 ) -> dict[torch.fx.Node, str]:
-    """Return the backend of each operator.
+    """Return the backend of each operator of a program: loop, kernel name or torch.
 
     Args:
         program: after the passes of the lowering.
-        units: that it was translated to.
-        backend: of a unit.
+        units: the fused units of the program.
+        backend: returns the backend of a unit.
     """
     chosen: dict[torch.fx.Node, str] = {}
     for unit in units:

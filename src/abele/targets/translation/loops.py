@@ -48,11 +48,11 @@ class Kernel:
     """A generated C++ loop function, and the buffers that one call of it receives.
 
     Attributes:
-        text: of the function, whose name is ``NAME``; equal texts are one function.
+        text: C++ of the function, named ``NAME``; equal texts are one function.
         pointers: buffer and offset in elements of each pointer argument.
-        types: C++ type of each, with const where it is only read.
-        turns: how often its outermost loop turns, 0 if it has none.
-        workers: how many threads it is worth at most.
+        types: C++ type of each pointer, with const if it is only read.
+        turns: iterations of the outermost loop, 0 without a loop.
+        workers: maximum of useful threads.
     """
 
     text: str
@@ -68,9 +68,9 @@ class Loop:
 
     Attributes:
         shape: sizes of the loops, the outermost first; their indices are ``i0``, ``i1`` and so on.
-        body: what they do for one element, with pointers ``p0``, ``p1`` and so on.
-        pointers: buffer and offset in elements of each.
-        types: C++ type of each, with const where it is only read.
+        body: statements for one element, with pointers ``p0``, ``p1`` and so on.
+        pointers: buffer and offset in elements of each pointer.
+        types: C++ type of each pointer, with const if it is only read.
     """
 
     shape: list[int]
@@ -89,8 +89,8 @@ class LoopWriter:
 
     Args:
         unit: its operations are all ``Pointwise``.
-        kept: memory that something outside the unit reads; other results stay in registers.
-        shape: of the images that it goes through; None for the shape of the unit.
+        kept: buffers that are accessed outside the unit; other results stay in registers.
+        shape: NCHW shape to iterate over; None for the shape of the unit.
     """
 
     def __init__(self, unit: Unit, kept: Collection[Buffer], shape: tuple[int, ...] | None = None):
@@ -119,7 +119,7 @@ class LoopWriter:
         """Return loop sizes, the outermost first, and each tensor's strides in them.
 
         Args:
-            apart: so many dimensions, the first ones, are loops of their own.
+            apart: number of leading dimensions that are not merged with others.
         """
         accesses = self._accesses()
         strides = [self._stride(place) for place in accesses]
@@ -137,8 +137,8 @@ class LoopWriter:
         """Return a C++ loop function for channels from ``begin`` to ``end``.
 
         Args:
-            inside: images whose samples are ``apart`` elements apart.
-            apart: the batch stride of these.
+            inside: buffers with batch stride ``apart``.
+            apart: batch stride in elements.
         """
         shape, by_access = self._turned(apart=2)
         for key, stride in by_access.items():
@@ -181,7 +181,7 @@ class LoopWriter:
         return any(each.result.buffer.kind is Kind.INPUT for each in self._operations)
 
     def _bytes(self) -> int:
-        """Return the bytes that the loop reads and writes."""
+        """Return the memory traffic of the loop in bytes."""
         places = {
             key: place for place in self._accesses() if (key := self._key(place))[0] in self._kept
         }

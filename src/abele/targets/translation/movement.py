@@ -20,7 +20,7 @@ def options(node: torch.fx.Node) -> dict[str, Any]:
 
 
 def dims_of(node: torch.fx.Node, rank: int) -> set[int]:
-    """Return the dimensions that an operator reduces, its second argument; by default all."""
+    """Return the dimensions that a reduction operator reduces; by default all."""
     dims = arguments(node)[1] if len(arguments(node)) > 1 else None
     dims = [dims] if isinstance(dims, int) else dims
     everything = set(range(rank))  # of a number there is none, though torch takes 0 and -1
@@ -49,13 +49,13 @@ def turned(matrix: Place) -> Place:
 
 
 def store(translator: Any, value: Place, target: Place) -> None:
-    """Copy a tensor into another's memory, converted and broadcast if needed."""
+    """Add an operation that copies a tensor to another view, converted and broadcast."""
     if target.size:
         translator.pointwise([value], "{0}".format, target)
 
 
 def fill(translator: Any, target: Place) -> None:
-    """Fill a view with zeros."""
+    """Add an operation that fills a view with zeros."""
     translator.pointwise([0], "{0}".format, target)
 
 

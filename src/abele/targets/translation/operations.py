@@ -23,9 +23,9 @@ class Operation:
     Attributes:
         reads: the tensors it reads.
         writes: the tensors it writes.
-        position: in the order of the program, given by whoever puts it there.
-        part_of: the node of the program that it computes, or a part of it; given likewise.
-        also: other nodes that it computes beside that one.
+        position: index in program order.
+        part_of: the graph node that it computes, fully or in part.
+        also: other graph nodes that it computes.
     """
 
     reads: list[Place]
@@ -47,7 +47,7 @@ class Operation:
         """Replace the tensors of an operation by other views.
 
         Args:
-            change: gives the new place of each.
+            change: returns the new view of a view.
         """
         self.reads = [change(each) for each in self.reads]
         self.writes = [change(each) for each in self.writes]
@@ -55,12 +55,12 @@ class Operation:
 
 @dataclasses.dataclass(eq=False)
 class Pointwise(Operation):
-    """An elementwise expression over a shape.
+    """An elementwise expression, evaluated for each element of a result.
 
     Attributes:
-        operands: a number as text, or the tensor whose element is read.
-        types: to which each operand is converted.
-        expression: the result, of the operands' texts.
+        operands: numbers as C++ text, or tensors.
+        types: dtype to which each operand is converted.
+        expression: returns C++ of the result from C++ of the operands.
     """
 
     operands: list[str | Place]
@@ -85,8 +85,8 @@ class Call(Operation):
     """A call of a C++ template or library function.
 
     Attributes:
-        text: the call; ``{0}``, ``{1}`` ... stand for pointers to the first elements of the
-            tensors read and then of those written, ``threads`` for how many there are.
+        text: C++ of the call; ``{0}``, ``{1}`` ... stand for pointers to the first elements of the
+            tensors read and then of those written, ``threads`` for the thread count.
     """
 
     text: str
@@ -101,9 +101,9 @@ class StridedCall(Call):
     """A call that receives strides, so that some of its tensors may have other layouts.
 
     Attributes:
-        form: the text, of the tensors that it reads and those that it writes.
-        free: which of these, by their numbers in the text.
-        accepts: whether one of them may lie at a place.
+        form: returns the call's text for tensors that it reads and writes.
+        free: indices in the text of the tensors whose layout may change.
+        accepts: returns whether such a tensor may have the layout of a view.
     """
 
     form: Callable[[Sequence[Place], Sequence[Place]], str]
@@ -121,10 +121,10 @@ class ChannelCall(Call):
     """A call that computes each channel of an NCHW tensor independently.
 
     Attributes:
-        shape: of the images: samples, channels, pixels in all further dimensions. Every tensor is
-            such images, in the order of memory, or has one element for each channel.
-        part: the call for channels from ``begin`` to ``end``, by the thread that calls.
-        apart: in ``part``, samples of the first tensor are ``{apart}`` elements apart.
+        shape: NCHW, with any number of spatial dimensions. Every tensor has this shape and is
+            contiguous, or has one element for each channel.
+        part: the call for channels from ``begin`` to ``end``, on the calling thread.
+        apart: ``part`` contains ``{apart}``, the batch stride of the first tensor.
     """
 
     shape: tuple[int, ...]
@@ -137,11 +137,11 @@ class Foreign(Operation):
     """An ATen fallback: an operator that torch computes.
 
     Attributes:
-        target: what is called, usually as the node has it.
-        arguments: as the node's, with tensors as places.
-        options: the same of keyword arguments.
-        results: where torch's results are used; None for those that are not tensors.
-        several: torch returns a list or tuple of them.
+        target: the function to call, usually the node's target.
+        arguments: the node's, with tensors as views.
+        options: the node's keyword arguments, likewise.
+        results: views of torch's results; None for results that are not tensors.
+        several: torch returns a list or tuple.
     """
 
     target: Callable[..., Any]

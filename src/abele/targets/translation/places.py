@@ -25,11 +25,11 @@ class Buffer:
     """A block of memory with a dtype and an owner.
 
     Attributes:
-        kind: who owns it.
+        kind: the owner.
         index: number of the slot or constant, or of the buffer among those of its kind.
         dtype: of its elements.
-        size: how many elements.
-        inside: the buffer that it is a piece of, and where in it, if it is one.
+        size: number of elements.
+        inside: enclosing buffer and element offset in it, if this is a sub-buffer.
     """
 
     kind: Kind
@@ -65,7 +65,7 @@ class Place:
     """A strided view of a buffer.
 
     Attributes:
-        buffer: in which memory.
+        buffer: the buffer.
         shape: its sizes.
         stride: elements from one to the next, by dimension.
         offset: of the first element.
@@ -78,12 +78,12 @@ class Place:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the elements."""
+        """The dtype of the view's elements."""
         return self.buffer.dtype
 
     @functools.cached_property
     def size(self) -> int:
-        """Number of elements."""
+        """Number of elements of the view."""
         return math.prod(self.shape)
 
     @functools.cached_property
@@ -103,7 +103,7 @@ class Place:
         return all(size == 1 or a == b for size, a, b in pairs)
 
     def resolved(self) -> Place:
-        """Return the same elements as a view of the outermost buffer."""
+        """Return the view as a view of the outermost enclosing buffer."""
         piece = self.buffer.root()
         if piece is None:
             return self
@@ -119,8 +119,8 @@ def laid_out(tensor: torch.Tensor, place: Place) -> torch.Tensor:
     """Copy a tensor into the strides of a view.
 
     Args:
-        tensor: of the place's shape and type; equal along dimensions that the place repeats.
-        place: where the strides are from.
+        tensor: with the view's shape and dtype; constant along dimensions of stride 0.
+        place: the view with the strides.
     """
     repeated = [n > 1 and step == 0 for n, step in zip(place.shape, place.stride, strict=True)]
     once = [1 if each else n for each, n in zip(repeated, place.shape, strict=True)]

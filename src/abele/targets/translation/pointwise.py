@@ -38,11 +38,11 @@ class Rule:
     """A rule that translates an elementwise operator to a C++ expression.
 
     Attributes:
-        form: takes the operator's arguments by position; raises ``NotImplementedError`` for
-            arguments that have no form here.
+        form: returns operands and expression for the operator's arguments; raises
+            ``NotImplementedError`` for unsupported ones.
         promoted: operands are converted to their common type instead of the result's.
-        floating: only where the result is of a floating type.
-        mask: the first operand is a truth value.
+        floating: only for results of a floating type.
+        mask: the first operand is a bool.
     """
 
     form: Callable[..., Form]
@@ -55,7 +55,7 @@ def literal(value: Any, dtype: torch.dtype) -> str:
     """Return a Python number as a C++ literal of a dtype.
 
     Raises:
-        NotImplementedError: the number has no form in that type.
+        NotImplementedError: the number cannot be represented in that dtype.
     """
     name = TYPES[dtype]
     if not isinstance(value, bool | int | float):
@@ -85,7 +85,7 @@ def picked(text: str, *positions: int, defaults: tuple[Any, ...] = ()) -> Callab
     Args:
         text: ``{0}``, ``{1}`` ... are the operands.
         positions: of the operands among the operator's arguments.
-        defaults: of all these arguments.
+        defaults: default values of all arguments.
     """
 
     def form(*given: Any, **options: Any) -> Form:

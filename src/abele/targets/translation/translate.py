@@ -49,15 +49,15 @@ class Translator:
     Args:
         program: after the passes of the lowering.
         handlers: translate operators that are no views and have no rule; torch computes the others.
-        types: that loops know.
+        types: dtypes that generated loops support.
 
     Attributes:
         graph: of the program.
-        places: of the values of its nodes.
+        places: views of its nodes' values.
         operations: in the order of the graph.
-        inputs: where the program's arguments are.
-        constants: names of tensors of the program's graph, by the number of their buffer.
-        outputs: where its results are.
+        inputs: views of the program's arguments.
+        constants: names of the graph's constant tensors, by buffer index.
+        outputs: views of its results.
         subnormals: whether it has a subnormal number, as in ``(mask + 1e-45).log()``.
     """
 
@@ -118,7 +118,7 @@ class Translator:
 
         Args:
             place: the tensor, which is never written again.
-            target: the piece of other memory that is to hold the same values.
+            target: the sub-buffer that is to have the same values.
         """
         buffer = place.buffer
         if buffer.kind is not Kind.ARENA or buffer.inside is not None or not place.whole:
@@ -239,7 +239,7 @@ class Translator:
         return True
 
     def _by_rule(self, node: torch.fx.Node) -> bool:
-        """Translate an elementwise operator to an expression."""
+        """Translate an elementwise operator to a C++ expression."""
         rule, value = RULES.get(node.target), node.meta.get("val")
         if rule is None or not isinstance(value, torch.Tensor) or value.dtype not in self._types:
             return False

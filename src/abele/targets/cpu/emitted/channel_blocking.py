@@ -70,7 +70,7 @@ class ChannelBlocks(Unit):
         return f"first * {self.images[0] * self.pixels} - begin * {self.pixels}"
 
     def apart(self, place: Place) -> int:
-        """Return the batch stride of a tensor, in elements."""
+        """Return the batch stride of a tensor in channel-blocked code, in elements."""
         return self.block_size if place.buffer in self.inside else self.images[1] * self.pixels
 
     @property

@@ -102,7 +102,7 @@ def kernel_of(unit: Unit, kept: Collection[Buffer]) -> Kernel:
 
 
 def who(unit: Unit) -> str:
-    """Return the backend of a unit: ``torch``, ``loop``, or the name of a function."""
+    """Return a unit's backend: ``torch``, ``loop``, or the name of a kernel function."""
     operation = unit.operations[0]
     if isinstance(unit, ChannelBlocks) or isinstance(operation, ChannelCall):
         return "channels"

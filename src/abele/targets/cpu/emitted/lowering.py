@@ -176,7 +176,7 @@ class Plan:
         return any(isinstance(unit.operations[0], Foreign) for unit in self.units)
 
     def memory_use(self) -> MemoryUse:
-        """Return the memory of the program, with each result of an ATen call by itself."""
+        """Return the memory of the program, including each result of an ATen call."""
         output = self._program.graph.graph.output_node()
         return memory_use(self.units, self.lives, self.size, self._returned, output)
 
@@ -257,9 +257,9 @@ class _Emitted(Compiled):
         return kernel_problem(self._library, noted=noted)
 
     def repeated(self) -> Repeated | None:
-        """Return a call for many micro-batches; None if the code has ATen calls."""
+        """Return a callable that runs many micro-batches; None with ATen calls."""
         return self._runner.repeated if self._runner.repeats else None
 
     def bound(self, arguments: Sequence[torch.Tensor], batch: Sequence[int]) -> OfBatch | None:
-        """Return a call with its state bound; None if the code has ATen calls."""
+        """Return a callable with bound state; None if the program has ATen calls."""
         return self._runner.bound(arguments, batch)

@@ -59,7 +59,7 @@ def _updates(unit: Unit) -> bool:
 
 
 def used_by(unit: Unit) -> list[Buffer]:
-    """Return the buffers that a unit reads and writes."""
+    """Return the buffers that a fused unit reads and writes."""
     return [place.buffer for op in unit.operations for place in (*op.reads, *op.writes)]
 
 
@@ -90,7 +90,7 @@ def memory_use(
     returned: Collection[Buffer],
     output: torch.fx.Node,
 ) -> MemoryUse:
-    """Return the memory of a program, with each result of an ATen call by itself.
+    """Return the planned memory of a program: the arena, and results of ATen calls.
 
     Args:
         units: in execution order.

@@ -1,4 +1,4 @@
-"""Generation of a program's C++ file."""
+"""Generation of a program's C++ source file."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def why(program: Program) -> str | None:
     """Return why a program runs operator by operator, or ``None`` if it does not.
 
     Args:
-        program: before any lowering pass; they change what is counted here.
+        program: before any lowering pass, because passes change the operators counted here.
     """
     total = 0  # multiply-adds of convolutions
     left, ours = list[int](), list[int]()  # those that emitted code leaves to the library, and ours

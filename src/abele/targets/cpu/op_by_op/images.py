@@ -163,8 +163,8 @@ def has_places(node: _Node) -> bool:
 def suits_pool(node: _Node) -> bool:
     """Return whether the library kernel computes a max pool.
 
-    It does so for batches of float32 images in windows of 2x2 that overlap neither each other nor a
-    border, if only a backward reads the indices: those of the kernel are relative to the window.
+    Requires float32 batches, 2x2 windows that overlap neither each other nor a border, and that
+    only a backward reads the indices, because the kernel's indices are relative to the window.
     """
     back = aten.max_pool2d_with_indices_backward.default
     alone = all(
@@ -196,7 +196,7 @@ def _is_two_by_two(
 
 
 def _readers(node: _Node) -> dict[_Node, list[_Node]]:
-    """Return the readers of the indices of a pool's maxima."""
+    """Return the readers of a max pool's indices, by the node that picks the indices."""
     picked = [user for user in node.users if is_getitem(user) and user.args[1] == 1]
     return {each: list(each.users) for each in picked if each.users}
 

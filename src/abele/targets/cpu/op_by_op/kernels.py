@@ -1,7 +1,7 @@
 """Registry rows of the library kernels that replace operators in op-by-op execution.
 
-A kernel is a row: the operator, the nodes that it suits and the function that computes them.
-Execution, memory plans, reports and self-tests read these rows.
+A row has an operator, a predicate of supported nodes and the function that computes these nodes.
+Execution, memory plans, reports and self-tests use the rows.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class OwnKernel:
     """A library kernel that replaces an operator.
 
     Attributes:
-        operator: that it replaces.
+        operator: the replaced operator.
         name: of the function, in reports.
         kind: in ``kernels.sources.KINDS``.
         function: returns the function of tensors for a node, from the node, the library and
             whether the first result is written over an argument.
-        suits: returns whether it computes a node with this operator. Layouts are decided later: a
-            function may call torch's operator for images that are not channels last.
+        suits: returns whether it supports a node with this operator. Layouts are checked at run
+            time: a function may call torch's operator for tensors that are not channels-last.
         over: index of the argument over which the first result may be written, if any.
     """
 

@@ -104,7 +104,7 @@ class OpByOp(Lowering):
         return clocks.clocked(with_kernels(program, library, _arena(program), clocks))
 
     def memory(self, program: Program) -> MemoryUse:
-        """Return the memory of a program whose kernels overwrite dead arguments."""
+        """Return the memory of an op-by-op program, whose kernels overwrite dead arguments."""
         is_planned = with_planned_places()
         use = memory_use(program, with_inner=True)
         return arena.placed(use) if is_planned else use
@@ -143,9 +143,9 @@ def with_kernels(
 
     Args:
         program: after the passes of its lowering.
-        library: the kernels.
-        arena: has places for its tensors; without it they come from the C library.
-        clocks: are read before and after each call.
+        library: the loaded kernel library.
+        arena: planned memory of its tensors; without it they are allocated by torch.
+        clocks: timestamps around each call, if any.
     """
     planned = contextlib.nullcontext if arena is None else arena.used
     function = function_of(_replaced(program, library), clocks, frees_inputs=True)

@@ -29,7 +29,7 @@ def memory_use(program: Program, *, with_inner: bool = False) -> MemoryUse:
 
     Args:
         program: after the passes of its lowering.
-        with_inner: also measure what torch's operators allocate inside.
+        with_inner: include temporary memory inside torch's operators.
     """
     graph = program.graph.graph
     last = that_read_channels_last(graph)
@@ -67,9 +67,9 @@ def _pieces(graph: torch.fx.Graph, liveness: Liveness, last: Container[_Node]) -
     """Yield the memory that operations allocate, without results that alias other tensors.
 
     Args:
-        graph: with the nodes.
+        graph: the program's graph.
         liveness: of the graph.
-        last: nodes that read images with channels last.
+        last: nodes that read channels-last tensors.
     """
     picks: dict[Any, _Node] = {}
     for node in graph.nodes:
@@ -149,7 +149,7 @@ def _copies_image(image: torch.Tensor) -> bool:
 
 
 def _result(node: _Node, index: int) -> _Node | None:
-    """Return the node that picks the result of a node at an index."""
+    """Return the ``getitem`` node of a node's result at an index, or None."""
     if not isinstance(node.meta.get("val"), tuple | list):
         return None if index else node
     return next((u for u in node.users if is_getitem(u) and u.args[1] == index), None)

@@ -1,7 +1,7 @@
 """Channels-last normalizations by library kernels, in place where the argument is dead.
 
-Each function computes the operator of ``abele.ops.norm_activation`` of the same name. Its first
-arguments are the library and whether it may write over a tensor; the others are the operator's.
+Each function computes the operator of the same name in ``abele.ops.norm_activation``. Its first
+arguments are the library and whether it may overwrite a tensor; the rest are the operator's.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def _statistics(
     """Compute batch and running statistics, and whether y suffices for backward.
 
     Args:
-        library: of kernels.
-        norm: ``_prepared`` described it.
+        library: the loaded kernel library.
+        norm: the descriptor of ``_prepared``.
         inputs: x, weight, bias and the running statistics.
-        threads: that compute it.
+        threads: number of threads.
     """
     x, _, _, mean, var = inputs
     outputs = [x.new_empty((3, x.shape[1])), torch.empty_like(mean), torch.empty_like(var)]
@@ -98,7 +98,7 @@ def norm_activation_backward(
 
 
 def norm_sum_activation(library: ctypes.CDLL, overwrite: bool, *given: Any) -> _Results:
-    """Compute ``abele::norm_sum_activation``; may write y over the summand."""
+    """Compute ``abele::norm_sum_activation`` (norm, sum, activation), perhaps in place."""
     x, weight, bias, mean, var, added, momentum, eps, slope = given
     x, added = channels_last(x), channels_last(added)
     norm, worth = _prepared(library, x.shape, slope, momentum, eps)

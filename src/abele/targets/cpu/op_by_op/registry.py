@@ -43,7 +43,7 @@ class Lifetimes:
                 self._kept[memory] = max(self._last(memory), self._last(node))
 
     def position(self, node: _Node) -> int:
-        """Return the index of a node in the order of the graph."""
+        """Return the index of a node in graph order."""
         return self._liveness.position(node)
 
     def may_overwrite(self, node: _Node, value: _Node) -> bool:

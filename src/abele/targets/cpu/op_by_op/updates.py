@@ -53,7 +53,7 @@ def _are_read(
 ) -> bool:
     """Return whether tensors that an update overwrites are read after it or as gradients.
 
-    A gradient may be another parameter, or a view of one, where a function says its own backward.
+    A gradient may be another parameter, or a view of one, if a function defines its own backward.
     """
     aliases = aliases_of_calls(node.graph)
     read = list(grads)

@@ -15,12 +15,12 @@ class Blocks(Operation):
 
     Attributes:
         what: name for reports.
-        body: the statement; ``p`` are addresses of what is read, then of what is written, and then
-            ``numbers``, ``block`` is the number of the block and ``size`` that of the operation.
-            Calls of equal statements share a kernel, so sizes are better numbers.
+        body: the CUDA statement; ``p`` has the addresses of inputs, then of outputs, and then
+            ``numbers``, ``block`` is the index of the block and ``size`` that of the operation.
+            Equal statements share a kernel, so pass sizes as ``numbers``.
         size: of all blocks together.
-        of_block: how much of it a block does.
-        numbers: below 2^32.
+        of_block: part of ``size`` per block.
+        numbers: integer arguments below 2^32.
     """
 
     what: str

@@ -1,6 +1,6 @@
 """GEMM autotuning choices, measured on a GPU at compile time and stored with the kernels.
 
-A program that is loaded makes the same choices, so it has the bits of the one that was compiled.
+A loaded program uses the stored choices, so its results are bitwise those of the compiled one.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Choices:
     """The BLAS library of each GEMM of a program, and which GEMMs run in parallel.
 
     Attributes:
-        libraries: of each product, in the order of the steps; see ``blas``.
-        together: of each group of products, whether they are computed side by side.
+        libraries: for each GEMM, in step order; see ``gemms.NAMES``.
+        together: for each group of independent GEMMs, whether they run in parallel.
     """
 
     libraries: list[str]
@@ -56,7 +56,7 @@ class Choices:
 
 
 def products_of(steps: Sequence[Step]) -> Iterator[Foreign]:
-    """Yield the GEMMs of a program in order."""
+    """Yield the GEMMs of a program in step order."""
     for step in steps:
         for each in step.operations if isinstance(step, ConcurrentGemms) else [step]:
             if isinstance(each, Foreign) and gemms.is_product(each):
@@ -68,8 +68,8 @@ def measured(steps: Sequence[Step], device: torch.device, clock: Clock | None = 
 
     Args:
         steps: of a program.
-        device: where products are computed.
-        clock: measures; None for the clock of the GPU.
+        device: the GPU.
+        clock: times callables; None for ``microseconds``.
     """
     measurement = _Measurement(device, clock or microseconds)
     libraries = [measurement.library(each) for each in products_of(steps)]
@@ -81,8 +81,8 @@ class _Measurement:
     """An autotuner of GEMMs on tensors shaped like the program's.
 
     Args:
-        device: where they are computed.
-        clock: measures.
+        device: the GPU.
+        clock: times callables.
     """
 
     def __init__(self, device: torch.device, clock: Clock):
@@ -105,7 +105,7 @@ class _Measurement:
         return gemms.OTHER if other < _GAIN * usual else gemms.USUAL
 
     def together(self, group: Sequence[Foreign]) -> bool:
-        """Return whether GEMMs are faster in parallel."""
+        """Return whether a group of GEMMs is faster in parallel."""
         key = tuple(map(_kind, group))
         if key not in self._together:
             works = [_by(self.library(each), self._work(each)) for each in group]
@@ -159,10 +159,10 @@ def microseconds(works: Sequence[Work]) -> list[float]:
     """Time callables on the current GPU in turns, several repeats in one CUDA graph each.
 
     Args:
-        works: what each does may be captured.
+        works: callables that can be captured.
 
     Returns:
-        Microseconds of each.
+        Median microseconds of each.
     """
     graphs = [_captured(work) for work in works]
     times: list[list[float]] = [[] for _ in graphs]
@@ -203,7 +203,7 @@ def decoded(payload: bytes) -> tuple[Choices, list[bytes]]:
     """Parse GEMM choices and compiled kernels from JSON.
 
     Raises:
-        CorruptExecutable: the payload is incomplete, or something else.
+        CorruptExecutable: the payload is incomplete or malformed.
     """
     try:
         data = json.loads(payload)

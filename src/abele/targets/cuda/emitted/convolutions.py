@@ -1,8 +1,7 @@
 """CUDA convolutions (3 x 3 and 1 x 1) of few channels and their gradients, without cuDNN.
 
-Libraries use GEMMs for them, of which eight channels fill a small part: of a step of a
-network with 8 to 48 channels they took 12 of 18 ms on an H200. ``Sizes.is_ours`` says which are
-computed here.
+Libraries use GEMMs, whose tiles eight channels hardly fill: of a step of a network with 8 to 48
+channels they took 12 of 18 ms on an H200. ``Sizes.is_ours`` selects the convolutions.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ class Sizes:
     """Sizes of a stride-1 convolution whose output has the size of its input.
 
     Attributes:
-        samples: of the batch.
-        channels: of the images.
-        results: channels of what it returns.
-        height: of images.
-        width: of images.
-        taps: of each weight: nine or one.
+        samples: batch size.
+        channels: input channels.
+        results: output channels.
+        height: of input and output.
+        width: of input and output.
+        taps: window size: nine or one.
     """
 
     samples: int
@@ -146,12 +145,12 @@ def _convolution(
     """Return the CUDA kernel call of a convolution.
 
     Args:
-        x: images.
-        weight: as torch has it.
-        bias: of each channel of the result, if there is one.
-        result: images of the same size.
+        x: NCHW input.
+        weight: ``[results, channels, height, width]``.
+        bias: one tensor of ``results`` numbers, or none.
+        result: NCHW output.
         sizes: of this convolution.
-        turned: results and channels of the weight change places.
+        turned: input gradient: result and input channels of the weight are swapped.
     """
     steps = (sizes.channels * sizes.taps, sizes.taps)
     if turned:

@@ -1,12 +1,12 @@
-"""GEMMs on a GPU: the library that computes each, and those that run concurrently.
+"""GEMMs on a GPU: the BLAS library of each, and which run concurrently.
 
 cuBLAS and cuBLASLt choose among the same kinds of kernels by rules of their own, and each is
 slower than the other for some sizes: on an H200, 64 x 1024 x 1024 takes 12 us with cuBLAS and 23
 with cuBLASLt, 16 x 256 x 256 takes 31 and 3.
 
 Small GEMMs leave much of a GPU idle, so several run at a time. The gradients of a layer's input and
-of its weight need nothing of each other: with 768 rows and 128 columns either takes some twenty
-blocks of an H200's 132 multiprocessors.
+of its weight are independent: with 768 rows and 128 columns either takes some twenty blocks of an
+H200's 132 multiprocessors.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class ConcurrentGemms:
     """A group of GEMMs that do not depend on each other.
 
     Attributes:
-        operations: two of them or more.
+        operations: two or more GEMMs.
     """
 
     operations: list[Foreign]
@@ -102,11 +102,11 @@ def leaves_room(operation: Operation) -> bool:
 def together(works: Sequence[Callable[[], object]]) -> None:
     """Queue independent callables on parallel CUDA streams, the first on the current stream.
 
-    All begin where the current stream is and it waits for them at the end. So memory that a stream
-    frees is only used again after whatever used it, on whichever stream.
+    The side streams start after work already on the current stream, which waits for them at the
+    end. So freed memory is reused only after its last use on any stream.
 
     Args:
-        works: they need nothing of each other.
+        works: independent callables.
     """
     first, *others = works
     current, streams = torch.cuda.current_stream(), side_streams(len(others))
@@ -122,12 +122,12 @@ def together(works: Sequence[Callable[[], object]]) -> None:
 def scheduled(units: Sequence[Unit]) -> list[list[Unit]]:
     """Return steps in order: an ATen call, parallel GEMMs, or loops of one launch.
 
-    A launch takes microseconds however little it does, so loops wait until nothing else can run,
-    and then all that are ready go at once. Products that leave room go with others that do. What
-    has a choice keeps the order of the program, so that memory is free again as soon as there.
+    A launch takes microseconds at least, so loops wait until nothing else can run, and then all
+    ready ones share a launch. Small GEMMs run in parallel. Ties keep program order, so that memory
+    is freed early.
 
     Args:
-        units: ``before`` says which have to come first.
+        units: with dependencies in ``before``.
     """
     after: dict[Unit, list[Unit]] = {unit: [] for unit in units}
     missing = {unit: len(unit.before) for unit in units}

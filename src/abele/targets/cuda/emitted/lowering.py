@@ -100,10 +100,10 @@ class Plan:
     """A program translated to launches, ATen calls and CUDA C++, before compilation.
 
     Attributes:
-        translation: the program as operations.
-        steps: in order.
-        freed: after each step, the memory that nothing reads any more.
-        texts: of the kernels, which may be compiled at the same time.
+        translation: the program as operations on buffers.
+        steps: in execution order.
+        freed: buffers to free after each step.
+        texts: CUDA files, which may be compiled in parallel.
     """
 
     translation: Translator

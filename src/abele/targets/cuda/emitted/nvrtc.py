@@ -58,14 +58,14 @@ def compiled(text: str, capability: tuple[int, int]) -> bytes:
     """Compile CUDA C++ to machine code with NVRTC; needs no GPU.
 
     Args:
-        text: of the file; it may include ``device.h`` and ``functions.h``.
+        text: CUDA C++; it may include ``device.h`` and ``functions.h``.
         capability: compute capability of the GPU, major and minor.
 
     Returns:
-        Machine code, as ``Kernels`` takes it.
+        Machine code (cubin) for ``Kernels``.
 
     Raises:
-        CompilerError: the text is wrong; ``log`` has what the compiler says.
+        CompilerError: the text does not compile; ``log`` has the compiler's message.
     """
     nvrtc = _library("nvrtc")
     sources = [header.read_bytes() for header in _HEADERS]
@@ -95,7 +95,7 @@ class Kernels:
     """Compiled CUDA kernels loaded on the current GPU.
 
     Args:
-        codes: what ``compiled`` returned, of all of them.
+        codes: results of ``compiled``.
 
     Raises:
         CorruptExecutable: the code is not for this GPU, or damaged.
@@ -122,9 +122,9 @@ class Kernels:
         """Queue a CUDA kernel on the current stream.
 
         Args:
-            name: of the kernel, whose only argument are addresses.
-            blocks: of threads.
-            threads: of a block.
+            name: of the kernel, whose only argument is an array of addresses.
+            blocks: number of thread blocks.
+            threads: per block.
             addresses: of tensors on the GPU.
         """
         function = self._functions.get(name)

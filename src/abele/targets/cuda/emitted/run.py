@@ -1,7 +1,7 @@
 """Execution of a program's launches and ATen calls on a GPU.
 
-This runs twice for each set of state: to let libraries choose their kernels, and to be captured.
-After that its time does not matter.
+This runs twice for each set of state: to let libraries choose their kernels, and for capture.
+After that its speed does not matter.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Runner:
     """A callable that runs the kernel launches and ATen calls of a program in order.
 
     Args:
-        translation: where its inputs and results lie.
-        steps: in order.
-        freed: after each step, the memory that nothing reads any more.
-        written: of each input, whether the program writes it.
-        constants: of the program's graph, in the order of their buffers.
-        kernels: of all launches.
-        device: where tensors are made.
-        choices: how products are computed; None for as torch does it, one after the other.
+        translation: with the views of inputs and results.
+        steps: in execution order.
+        freed: buffers to free after each step.
+        written: for each input, whether the program writes it.
+        constants: of the program's graph, by buffer index.
+        kernels: the loaded CUDA kernels.
+        device: the GPU.
+        choices: GEMM autotuning choices; None for torch's defaults without parallel GEMMs.
     """
 
     def __init__(
@@ -124,8 +124,8 @@ class _Memory:
     """The tensors behind the buffers of one run.
 
     Args:
-        constants: of the program's graph, in the order of their buffers.
-        device: where memory is made.
+        constants: of the program's graph, by buffer index.
+        device: where to allocate buffers.
     """
 
     def __init__(self, constants: Sequence[torch.Tensor], device: torch.device):

@@ -29,10 +29,10 @@ class Launch:
     """A launch of a generated CUDA kernel.
 
     Attributes:
-        name: of the function.
-        blocks: how many run it.
-        pointers: its argument.
-        units: what it computes.
+        name: of the kernel.
+        blocks: number of thread blocks.
+        pointers: contents of its argument, an array.
+        units: the units that it computes.
     """
 
     name: str
@@ -46,12 +46,12 @@ class _Part:
     """A part of a kernel launch: one loop or device function call in some of the thread blocks.
 
     Attributes:
-        kind: parts of the same kind do the same with other tensors.
-        body: of the kind, for a block; ``EACH`` stands for the elements of a thread.
+        kind: key of parts that run the same code on other tensors.
+        body: CUDA code for a block; ``EACH`` stands for the elements per thread.
         size: of all blocks together: elements of a loop, columns of sums.
-        of_block: how much of it a block does; None for as many elements as threads compute.
-        pointers: as ``p`` in the body.
-        unit: what it computes.
+        of_block: part of ``size`` per block; None for the elements of its threads.
+        pointers: contents of ``p`` in the body.
+        unit: the unit that it computes.
     """
 
     kind: str
@@ -78,7 +78,7 @@ class Writer:
     """A generator of all CUDA kernels of a program.
 
     Args:
-        kept: memory that has to be written; other results of loops stay in registers.
+        kept: buffers that are written to memory; other results of loops stay in registers.
     """
 
     def __init__(self, kept: Collection[Buffer]):
@@ -168,8 +168,8 @@ def _equal(parts: Sequence[_Part], each: int) -> list[str]:
     """Return CUDA code of equal-sized launch parts, whose size is a kernel argument.
 
     Args:
-        parts: whose blocks and size are numbers behind the pointers.
-        each: elements that a thread computes.
+        parts: with block count and size after the pointers in the argument.
+        each: elements per thread.
     """
     step = len(parts[0].pointers)
     at = step * len(parts)
@@ -188,11 +188,11 @@ def _alike(
     """Return CUDA code that runs launch parts which differ only in tensors and size.
 
     Args:
-        parts: of the kind.
-        counts: of blocks, by part.
-        at: where their pointers begin.
-        each: elements that a thread computes.
-        table: name of what ``_table`` writes, where there are several parts.
+        parts: parts of one kind.
+        counts: thread blocks of each part.
+        at: index of their first pointer.
+        each: elements per thread.
+        table: name of the ``_table`` of several parts.
     """
     first = parts[0]
     find = [f"    void* const* p = all.at + {at};", f"    const int64_t size = {first.size};"]

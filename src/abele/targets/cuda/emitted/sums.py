@@ -43,8 +43,8 @@ def summed(translator: Any, x: Place, result: Place) -> None:
 
     Args:
         translator: of the program.
-        x: contiguous images that are ``usable``.
-        result: a number for each channel.
+        x: contiguous NCHW tensor that is ``usable``.
+        result: one element per channel.
     """
     channels, parts = parts_of(x)
     sums = result if parts == 1 else translator.new((channels, parts), x.dtype)
@@ -124,11 +124,11 @@ def summed_columns(x: Place, result: Place, rows: int, columns: int, step: int) 
     """Return the CUDA kernel call that sums the columns of a matrix.
 
     Args:
-        x: where the matrix begins.
-        result: a number for each column.
-        rows: how many.
-        columns: how many; elements of a row lie side by side.
-        step: between rows.
+        x: view with the matrix's first element.
+        result: one element per column.
+        rows: number of rows.
+        columns: number of columns, which are contiguous.
+        step: row stride.
     """
     body = f"abele::column_sums(block, {rows}, size, {step}, (const float*)p[0], (float*)p[1]);"
     return Blocks([x], [result], "column_sums", body, columns, _COLUMNS)

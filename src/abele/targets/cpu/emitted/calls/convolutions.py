@@ -80,7 +80,7 @@ def _is_depthwise(node: _Node) -> bool:
 
 
 def _dense(translator: Any, *nodes: _Node | None) -> list[Place]:
-    """Return the contiguous tensors of the nodes that are not None."""
+    """Return contiguous tensors of a convolution's operands, without those that are None."""
     return [translator.contiguous(translator.places[each]) for each in nodes if each is not None]
 
 
@@ -212,7 +212,7 @@ def _threads(sizes: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Chain:
-    """The nodes of one pooled convolution; those that a program lacks are None."""
+    """The nodes of a convolution fused with ReLU and max pool; missing ones are None."""
 
     conv: _Node
     relu: _Node | None

@@ -75,7 +75,7 @@ class Product(Call):
 
     @property
     def adds(self) -> int:
-        """Number of FMAs."""
+        """Number of FMAs of the GEMM."""
         rows, columns, inner = self.sizes
         return self.count * rows * columns * inner
 
