@@ -30,7 +30,7 @@ __all__ = [
 
 
 def get_target(name: str) -> Target:
-    """Return the target called ``name``.
+    """Return the compilation target called ``name``.
 
     Raises:
         TargetError: no target has that name.

@@ -148,7 +148,7 @@ class Compiled:
         return None
 
     def of_stage(self) -> Run:
-        """Return the callable for use in a thread in parallel with others (pipeline stages)."""
+        """Return the callable for a pipeline stage, which runs in a thread of its own."""
         return self.run
 
     def repeated(self) -> Repeated | None:
@@ -442,7 +442,7 @@ class Target(abc.ABC):
         return {name: reason for name, reason in reasons.items() if reason is not None}
 
     def lowering(self, name: str) -> Lowering:
-        """Return the lowering called ``name``.
+        """Return the target's lowering called ``name``.
 
         Raises:
             ForeignExecutable: this target has none of that name.
@@ -458,7 +458,7 @@ class Target(abc.ABC):
 
     @abc.abstractmethod
     def device(self) -> torch.device:
-        """Return the device of a program's tensors."""
+        """Return the torch device of a program's tensors on this target."""
 
     @abc.abstractmethod
     def interpreted(self, program: Program) -> tuple[Program, Run]:

@@ -28,7 +28,7 @@ _considered = weakref.WeakKeyDictionary()
 
 
 def considered(target: Target, program: Program) -> Program:
-    """Return the program as lowerings judge it: after the passes that all of them share.
+    """Return the program as lowerings judge it: after passes shared by all lowerings.
 
     Args:
         target: the target with the lowerings.
@@ -47,7 +47,7 @@ def considered(target: Target, program: Program) -> Program:
 def candidates(
     target: Target, program: Program, *, measured: bool = True
 ) -> list[tuple[Lowering, str]]:
-    """Return the possible lowerings with reasons; the first is taken unless another is faster.
+    """Return candidate lowerings with reasons; the first is default, others need to be faster.
 
     Args:
         target: the target that runs the program.

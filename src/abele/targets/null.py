@@ -20,7 +20,7 @@ class Zeros(Lowering):
     trusted = True
 
     def why(self, program: Program) -> str | None:
-        """Accept every program."""
+        """Return the reason to choose this lowering, for every program."""
         del program
         return "the target computes nothing"
 

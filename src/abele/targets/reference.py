@@ -31,7 +31,7 @@ class Interpreter(Lowering):
     certain = False
 
     def why(self, program: Program) -> str | None:
-        """Accept every program."""
+        """Return the reason to choose this lowering, for every program."""
         del program
         return "every program can be interpreted"
 

@@ -45,7 +45,7 @@ class OpByOp(Lowering):
     passes = (to_gpu, gpu_attention, gpu_norms)
 
     def why(self, program: Program) -> str | None:
-        """Accept every program."""
+        """Return the reason to choose this lowering, for every program."""
         del program
         return "torch's own kernels run every program"
 

@@ -142,7 +142,7 @@ class Grouping:
         self._pass_on(1 << number, more)
 
     def _pass_on(self, bit: int, more: int) -> None:
-        """Add the units ``more`` to the ancestors of all units that depend on unit ``bit``."""
+        """Propagate dependencies ``more`` to all units that depend on unit ``bit``."""
         if self._awaited & bit:  # most units are the last ones so far
             for index, ancestors in enumerate(self._ancestors):
                 if ancestors & bit:

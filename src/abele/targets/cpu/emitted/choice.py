@@ -45,7 +45,7 @@ def why_impossible(program: Program) -> str | None:
 
 
 def _is_worth_code(node: torch.fx.Node) -> bool:
-    """Return whether generated code or a lowering may run an operator faster than torch."""
+    """Return whether generated code or another lowering may beat torch on an operator."""
     if node.op != "call_function" or _is_no_work(node):
         return False
     return _is_expressible(node) or node.target in (*convolutions.OPERATORS, *attention.HANDLERS)

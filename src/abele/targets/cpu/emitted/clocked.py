@@ -52,7 +52,7 @@ def with_clocks(
 
 
 class _Runner(Runner):
-    """A ``Runner`` that also times ATen calls."""
+    """An instrumented executor of generated code that also times ATen calls."""
 
     def __init__(self, program: Program, calling: Calling, library: ctypes.CDLL):
         super().__init__(program, calling, library)

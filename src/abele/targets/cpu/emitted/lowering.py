@@ -57,11 +57,11 @@ class Emitted(Lowering):
     )
 
     def why(self, program: Program) -> str | None:
-        """Accept programs whose operators mostly become generated C++ code."""
+        """Return the reason to generate C++ code for a program, or None if it is not worth it."""
         return choice.why(program)
 
     def why_not(self, program: Program) -> str | None:
-        """Reject programs with loops, branches or side effects."""
+        """Return why C++ code cannot be generated (loops, branches, side effects), or None."""
         return choice.why_impossible(program)
 
     def compile(self, program: Program) -> Compiled:

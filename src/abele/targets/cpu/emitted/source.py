@@ -209,7 +209,7 @@ class _Writer:
         end: str,
         names: Mapping[Buffer, str] = MappingProxyType({}),
     ) -> str:
-        """Return C++ that calls a loop's function; ``names`` are pointers passed by name."""
+        """Return the C++ call of a loop's function; ``names`` overrides buffer pointers."""
         name, pointers = self._named(kernel, names)
         return f"{name}({', '.join([*pointers, begin, end])});"
 

@@ -55,7 +55,7 @@ class OpByOp(Lowering):
     )
 
     def why(self, program: Program) -> str | None:
-        """Accept networks of large convolutions, and large optimizer updates."""
+        """Return why large convolutions or updates favour op-by-op execution, or None."""
         return choice.why(program)
 
     def why_not_chosen(self, program: Program) -> str | None:

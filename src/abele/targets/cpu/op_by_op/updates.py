@@ -29,7 +29,7 @@ def is_update(node: _Node) -> bool:
 
 
 def copies_back(node: _Node) -> list[_Node] | None:
-    """Return the ``copy_`` nodes of update results into arguments; None if one is required."""
+    """Return removable ``copy_`` nodes of update results to arguments; None if one is needed."""
     params, grads, *state = cast("Any", node.args[: _LISTS[node.target]])
     changed: list[_Node] = [each for column in (params, *state) for each in column]
     results = {user.args[1]: user for user in node.users if is_getitem(user)}

@@ -153,6 +153,6 @@ def scheduled(units: Sequence[Unit]) -> list[list[Unit]]:
 
 
 def _first(others: Sequence[Unit]) -> list[Unit]:
-    """Return the first ATen call with those that may run in parallel."""
+    """Return the first ATen call, with independent small GEMMs that may run in parallel."""
     room = [unit for unit in others if leaves_room(unit.operations[0])]
     return room[:MOST] if room[:1] == [*others[:1]] else [*others[:1]]

@@ -63,13 +63,13 @@ class Emitted(Lowering):
     )
 
     def why(self, program: Program) -> str | None:
-        """Accept programs without loops, branches or side effects."""
+        """Return the reason to generate CUDA C++ for a program, or None if that is impossible."""
         if self.why_not(program) is not None:
             return None
         return "few kernels compute its elementwise operators, compiled in a second"
 
     def why_not(self, program: Program) -> str | None:
-        """Reject programs with loops, branches or side effects, or without NVRTC."""
+        """Return why CUDA C++ cannot be generated (branches, side effects, no NVRTC), or None."""
         if any(True for _ in subgraphs(program.graph)):
             return "it has loops or branches"
         if any(has_effect(node) for node in program.graph.graph.nodes):

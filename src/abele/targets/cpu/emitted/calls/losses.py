@@ -61,7 +61,7 @@ def _softmax(
 
 
 def _around(shape: tuple[int, ...], dim: int) -> tuple[int, int, int]:
-    """Return the products of dimensions before a dimension, of itself, and after it."""
+    """Return the element counts before, along and after a dimension of a shape."""
     dim %= len(shape)
     return math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :])
 
