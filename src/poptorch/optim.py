@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from poptorch._optim import reading
+from abele.step.optimizers import Kind
 from poptorch._optim.reading import host_step
 from poptorch._optim.state import HostState
 
@@ -274,13 +274,29 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
         self._start(torch.optim.RMSprop, locals())
 
 
-class LAMB(Optimizer, reading.LAMB):
+class _LAMB(torch.optim.Optimizer):
+    """Base class of LAMB in the form of torch's optimizers."""
+
+    def __init__(self, params: Iterable, **arguments: Any):
+        defaults = {
+            "lr": 1e-3,
+            "betas": (0.9, 0.999),
+            "eps": 1e-8,
+            "weight_decay": 1e-2,
+            "max_weight_norm": 65500.0,
+        }
+        super().__init__(params, defaults | arguments)
+
+
+class LAMB(Optimizer, _LAMB):
     """The LAMB optimizer (arXiv 1904.00962), with one trust ratio per parameter tensor.
 
     Arguments are those of ``Optimizer``, and by default lr=1e-3, betas=(0.9, 0.999), eps=1e-8,
     weight_decay=1e-2, bias_correction=True. ``max_weight_norm`` is the upper limit of the weight
     norm in the trust ratio, by default 65500; with 0 weights stay as they are.
     """
+
+    update_kind = Kind(_LAMB, "lamb", ("lr", "betas", "eps", "weight_decay", "max_weight_norm"))
 
     def __init__(
         self,
@@ -296,7 +312,7 @@ class LAMB(Optimizer, reading.LAMB):
         first_order_momentum_accum_type: torch.dtype | None = None,
         second_order_momentum_accum_type: torch.dtype | None = None,
     ):
-        self._start(reading.LAMB, locals())
+        self._start(_LAMB, locals())
 
     @property
     def max_weight_norm(self) -> float:

@@ -6,7 +6,7 @@ Only attributes are read; ``step`` and ``zero_grad`` are never called.
 import functools
 import inspect
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,22 +21,6 @@ from poptorch._logging import logger
 from poptorch.enums import MeanReductionStrategy
 from poptorch.options import Options
 
-
-class LAMB(torch.optim.Optimizer):
-    """Base class of LAMB (arXiv 1904.00962) in the form of torch's optimizers."""
-
-    def __init__(self, params: Iterable, **arguments: Any):
-        defaults = {
-            "lr": 1e-3,
-            "betas": (0.9, 0.999),
-            "eps": 1e-8,
-            "weight_decay": 1e-2,
-            "max_weight_norm": 65500.0,
-        }
-        super().__init__(params, defaults | arguments)
-
-
-_KINDS = (*KINDS, Kind(LAMB, "lamb", ("lr", "betas", "eps", "weight_decay", "max_weight_norm")))
 # Where classes live whose step is that of their rule; other classes have code of their own.
 _LIBRARIES = ("torch.optim.", "poptorch.")
 
@@ -48,7 +32,7 @@ def to_update_rule(optimizer: Any, names: Mapping[int, str], *, warn: bool = Fal
     """Reduce an optimizer to what a program needs of it.
 
     Args:
-        optimizer: of a class in ``optimizers.KINDS``, or one of this package's.
+        optimizer: of a class in ``optimizers.KINDS``, or with a ``Kind`` as its ``update_kind``.
         names: names of the model's parameters by ``id``.
         warn: log what in the optimizer is unlikely to do what its author expects.
 
@@ -82,8 +66,8 @@ def to_update_rule(optimizer: Any, names: Mapping[int, str], *, warn: bool = Fal
 
 
 def _kind_of(optimizer: Any) -> Kind:
-    for kind in _KINDS:
-        if isinstance(optimizer, kind.base):
+    for kind in (getattr(optimizer, "update_kind", None), *KINDS):
+        if kind is not None and isinstance(optimizer, kind.base):
             return kind
     reason = optimizers.why_not(optimizer)
     because = f": {reason}" if reason else ""
