@@ -30,7 +30,7 @@ class Lock:
 
 
 class Locks:
-    """Several locks as one; always acquired in the same order."""
+    """Several locks as one; acquired in the given order, released in reverse."""
 
     def __init__(self, locks: Sequence[Lock]):
         self._locks = tuple(locks)

@@ -205,7 +205,7 @@ def _is_small(node: torch.fx.Node) -> bool:
 
 
 def _extrapolated(few: _Inside, more: _Inside, batch: int) -> _Inside | None:
-    """Extrapolate an operator's allocations to a larger batch; None if they differ in kind."""
+    """Extrapolate an operator's allocations to a larger batch; None if their number varies."""
     alike = len(few.temporary) == len(more.temporary) and few.results.keys() == more.results.keys()
     if not alike:
         return None

@@ -67,7 +67,7 @@ class Place:
 
     @classmethod
     def of_environment(cls, rank: int, size: int, local_ranks: Sequence[str] = ()) -> Self:
-        """Read the store's address from the environment, for a process of known rank.
+        """Read the place of a process of known rank from the environment.
 
         Args:
             rank: as passed to the front-end.
@@ -76,7 +76,7 @@ class Place:
                 host.
 
         Raises:
-            PlaceError: no meeting point is known, or ``RANK`` and ``WORLD_SIZE`` say otherwise.
+            PlaceError: no meeting point, a malformed variable, or another rank or size.
         """
         for name, value in (("RANK", rank), ("WORLD_SIZE", size)):
             number = _variable(name)

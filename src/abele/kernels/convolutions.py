@@ -236,7 +236,7 @@ def _winograd_scratch(convolution: Convolution) -> int:
 
 
 def _of_pass(convolution: Convolution, outputs: int, inputs: int, lanes: int) -> int:
-    """Return workspace bytes of Winograd forward or input gradient: weights and blocks of tiles."""
+    """Return workspace bytes of Winograd forward or input gradient: weights, a block per thread."""
     threads, tiles = torch.get_num_threads(), _tiles(convolution)
     blocks = min(-(-tiles // CONSTANTS["ABELE_WINOGRAD_BLOCK"] // threads) * threads, tiles)
     of_block = _POINTS * (-(-tiles // max(blocks, 1)) * _rows(convolution, lanes) + 2 * lanes)

@@ -16,7 +16,7 @@ PARTIAL = ".part"
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Generator[BinaryIO]:
-    """Yield a temporary file that replaces ``path`` atomically when the block ends.
+    """Yield a temporary file that replaces ``path`` atomically when the block ends well.
 
     Args:
         path: the file to create or replace; its folder is created if missing, and incomplete

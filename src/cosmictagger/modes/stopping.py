@@ -29,7 +29,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class _Handlers:
-    """Context manager that installs handlers of both signals, in the main thread only."""
+    """Context manager in which SIGINT and SIGTERM stop a run in order; in the main thread only."""
 
     def __init__(self, on_signal: Callable[[int, FrameType | None], None]):
         self._on_signal = on_signal

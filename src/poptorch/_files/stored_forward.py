@@ -1,8 +1,8 @@
 """A model's forward as graphs in a file: recorded for each mode, and run after loading.
 
 The user's Python class is not in the file. A forward that cannot be recorded in some mode does not
-prevent the model from being saved: the file then stores the reason, and running the loaded model
-in that mode raises it.
+prevent the model from being saved: the file then stores the reason, and running its forward in
+that mode, other than by the loaded executor's programs, raises an error with it.
 """
 
 import contextlib

@@ -152,7 +152,7 @@ class Compiling:
         return dataclasses.replace(model.config, replica_groups=groups)
 
     def trial(self, bound: Bound) -> Trial:
-        """Return the model with a call's arguments, to be captured for a memory estimate.
+        """Return the model with a call's arguments, to be captured for an estimate or stages.
 
         Raises:
             poptorch.Error, RuntimeError: as for ``prepare``.

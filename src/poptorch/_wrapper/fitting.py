@@ -85,7 +85,7 @@ def _micro_batches(trial: Trial) -> int:
 
 
 def _device_of(limit: Limit, trial: Trial) -> Device:
-    """Return a device's memory size, and the shares of state that options place on it."""
+    """Return a device's memory size, with recomputation and shares of state by the options."""
     options = trial.options
     mode = options._Popart.options.get("autoRecomputation")
     device = Device(

@@ -221,7 +221,7 @@ def _match_sgd(param: _Node, new: _Node) -> Update:
 
 
 def _velocity(node: Any) -> tuple[_Node, Number, _Node, Number]:
-    """Match an in-place ``old * momentum + rest * grad``; return these four."""
+    """Match an in-place ``old * momentum + rest * grad``; return old, momentum, grad, rest."""
     kept, grad, rest = _scaled_sum(node)
     old, momentum = take(kept, aten.mul.Tensor)
     written = [user.args[0] for user in node.users if user.target is aten.copy_.default]

@@ -239,7 +239,7 @@ def leaves(losses: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 class Original:
-    """Records the updates of a plain PyTorch script by hooks of modules and optimizers."""
+    """Records the updates of a plain PyTorch script by hooks and by patching torch."""
 
     def __init__(self, record: Record):
         self._record = record

@@ -105,7 +105,7 @@ class _Group:
 
     @classmethod
     def around(cls, units: Sequence[Unit], index: int) -> _Group | None:
-        """Return the largest fusible group around a channel call; None if not worth fusing."""
+        """Return the largest group of units to fuse around a per-channel kernel; None if slower."""
         call = units[index].operations[0]
         if not isinstance(call, ChannelCall) or not _is_worth_it(call.shape):
             return None

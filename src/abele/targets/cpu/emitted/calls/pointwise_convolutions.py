@@ -34,7 +34,7 @@ def is_ours(node: torch.fx.Node) -> bool:
     """Return whether a convolution or its backward is computed as a GEMM.
 
     Requires non-overlapping windows, no padding, dilation, transposition or groups, and float32
-    NCHW input with enough channels and pixels.
+    NCHW input with enough channels and pixels, or a single window.
 
     Args:
         node: forward or backward convolution with tensors in ``meta["val"]``.
