@@ -112,6 +112,13 @@ PLACES = ("Average", *(f"plane{plane}" for plane in range(PLANES)))
 KEYS = tuple(f"{place}/{name}" for place in PLACES for name in NAMES)
 """Metric names in CosmicTagger's order."""
 
+CHARGE_NAMES = (
+    *NAMES,
+    *(f"{kind}_{name}" for kind in ("Cosmic", "Neutrino") for name in ("Efficiency", "Purity")),
+)
+CHARGE_KEYS = tuple(f"charge/{place}/{name}" for place in PLACES for name in CHARGE_NAMES)
+"""The keys of the same metrics over pixels with charge, and of efficiency and purity there."""
+
 Scores = Tensor | Sequence[Tensor]
 Counts = NDArray[np.int64]
 
@@ -134,9 +141,22 @@ def of_batch(table: Counts) -> dict[str, float]:
     return _named(_mean(_values(table), axis=0))
 
 
-def per_event(scores: Scores, label: Tensor) -> list[dict[str, float]]:
-    """Return the metrics of each image separately; arguments, keys and errors as in ``compute``."""
-    return [_named(values) for values in _values(counts(scores, label))]
+def per_event(
+    scores: Scores, label: Tensor, charge: Tensor | None = None
+) -> list[dict[str, float]]:
+    """Return the metrics of each image by itself; arguments, keys and errors as in ``compute``.
+
+    Args:
+        scores: see ``compute``.
+        label: see ``compute``.
+        charge: bool ``[B, 3, H, W]``: add ``CHARGE_KEYS``, the metrics over these pixels alone.
+    """
+    predicted = scores if isinstance(scores, Tensor) else _highest_of_all(scores)
+    rows = [_named(values) for values in _values(counts(predicted, label))]
+    if charge is not None:
+        seen = _values(counts(predicted, label, charge))
+        rows = [row | _named(each, CHARGE_KEYS) for row, each in zip(rows, seen, strict=True)]
+    return rows
 
 
 def average(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -163,12 +183,13 @@ def _highest(scores: Tensor) -> Tensor:
     return is_cosmic.masked_fill_(is_neutrino, NEUTRINO)
 
 
-def counts(scores: Scores, label: Tensor) -> Counts:
-    """Return the confusion counts of a batch: pixels by true and predicted class.
+def counts(scores: Scores, label: Tensor, charge: Tensor | None = None) -> Counts:
+    """Return how many pixels of each true class got each label.
 
     Args:
         scores: for each plane logits ``[B, 3, H, W]``, or int64 labels ``[B, 3, H, W]`` of all.
         label: int64 ``[B, 3, H, W]``.
+        charge: bool ``[B, 3, H, W]``, the pixels to count; default all.
 
     Returns:
         ``[B, plane, true class, predicted class]``. Summed over the first axis it is the
@@ -184,10 +205,12 @@ def counts(scores: Scores, label: Tensor) -> Counts:
     _check_classes(label, "true")
     truth = label.to(torch.uint8) * CLASSES
     pairs = (truth + predicted.to(label.device, torch.uint8)).cpu().numpy()
+    if charge is not None:
+        pairs = np.where(charge.cpu().numpy(), pairs, np.uint8(CLASSES**2))
     # One byte per pixel leaves the device; numpy counts bytes far faster than torch.
     pairs = pairs.reshape(len(label) * PLANES, label.shape[2] * label.shape[3])
-    per_image = np.array([np.bincount(pair, minlength=CLASSES**2) for pair in pairs], np.int64)
-    return per_image.reshape(-1, PLANES, CLASSES, CLASSES)
+    per_image = np.array([np.bincount(pair, minlength=CLASSES**2 + 1) for pair in pairs], np.int64)
+    return per_image[..., : CLASSES**2].reshape(-1, PLANES, CLASSES, CLASSES)
 
 
 def _check_classes(label: Tensor, kind: str) -> None:
@@ -202,7 +225,7 @@ def _check_classes(label: Tensor, kind: str) -> None:
 
 
 def _values(table: Counts) -> NDArray[np.float64]:
-    """Compute metrics ``[B, plane, name]`` from counts ``[B, plane, true, predicted]``."""
+    """``[B, plane, true, predicted]`` to ``[B, plane, name]`` in the order of ``CHARGE_NAMES``."""
     cosmic, neutrino = _iou(table, COSMIC), _iou(table, NEUTRINO)
     right = np.diagonal(table, axis1=2, axis2=3)
     return np.stack(
@@ -212,6 +235,11 @@ def _values(table: Counts) -> NDArray[np.float64]:
             neutrino,
             _ratio(right[:, :, 1:].sum(2), table[:, :, 1:].sum((2, 3)), np.nan),
             (cosmic + neutrino) / 2,
+            *(
+                _ratio(right[:, :, kind], table.sum(axis)[:, :, kind], np.nan)
+                for kind in (COSMIC, NEUTRINO)
+                for axis in (3, 2)
+            ),
         ],
         axis=2,
     )
@@ -234,7 +262,7 @@ def _mean(values: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
     return np.where(defined.any(axis), total / np.maximum(defined.sum(axis), 1), np.nan)
 
 
-def _named(planes: NDArray[np.float64]) -> dict[str, float]:
-    """Convert metrics ``[plane, name]`` to a dictionary, the mean over planes first."""
-    rows = np.concatenate([_mean(planes, axis=0)[None], planes])
-    return dict(zip(KEYS, map(float, rows.reshape(-1)), strict=True))
+def _named(planes: NDArray[np.float64], keys: Sequence[str] = KEYS) -> dict[str, float]:
+    """``[plane, name]`` to a dictionary of the first names, the mean over planes first."""
+    rows = np.concatenate([_mean(planes, axis=0)[None], planes])[:, : len(keys) // len(PLACES)]
+    return dict(zip(keys, map(float, rows.reshape(-1)), strict=True))

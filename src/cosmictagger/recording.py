@@ -9,13 +9,15 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
 from abele.storage import atomic
+
+T = TypeVar("T")
 
 LOGGED = ("loss", "Average/Non_Bkg_Accuracy", "Average/mIoU")
 """Metrics shown in the log line of a step."""
@@ -389,6 +391,25 @@ class Bar:
         if texts:
             self._bar.set_postfix(texts, refresh=False)
         self._bar.update()
+
+
+_SILENCE = 5.0  # seconds
+
+
+def progress(items: Sequence[T], label: str) -> Iterator[T]:
+    """Yield items behind a progress bar; where there is no terminal, say every five seconds.
+
+    Args:
+        items: what takes long.
+        label: what is done with them, such as ``Drawing events``.
+    """
+    said = time.monotonic()
+    for number, item in enumerate(tqdm(items, label, disable=None)):
+        if time.monotonic() - said > _SILENCE and not sys.stderr.isatty():
+            said = time.monotonic()
+            text = f"{label}: {number} of {len(items)}"
+            logger.info(text) if logger.handlers else print(text, file=sys.stderr, flush=True)
+        yield item
 
 
 IMAGES_EVERY = 25

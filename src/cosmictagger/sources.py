@@ -62,6 +62,11 @@ def validation(config: Config, instances: Instances) -> BatchStream | None:
             return None
     if file is None:
         return None
+    if data.name is DataKind.real and file.samefile(_main_file(config)):
+        warn_once(
+            f"Validation reads {file}, the events that are trained on, so it cannot show what the "
+            "network makes of others. Name another file with data.aux_file=FILE."
+        )
     size = minibatch(config, instances.count)
     file = _opened(config, file)
     return EventLoader(file, batch_size=size, shard=instances.shard, equal=True, **_look(config))

@@ -74,10 +74,37 @@ def test_a_small_neutrino_is_magnified_where_nothing_is_hidden():
     assert left <= 200 < 220 <= right
     assert bottom <= 20 < 32 <= top
     view = make().plane(0)
-    x, y = plots._empty_place(view, (5, 20, 95, 115))
-    rows = slice(int(y * 80), int((y + plots._INSET) * 80))
-    columns = slice(int(x * 128), int((x + plots._INSET) * 128))
-    assert not view.label[rows, columns].any()
+    place = plots._empty_place(view, (5, 20, 95, 115))
+    assert place[2] == max(plots._INSETS)
+    assert not covered(view.label != 0, place)
+    assert not covered(view.score > 0.5, place)
+
+
+def covered(pixels, place):
+    """How many pixels are under an inset."""
+    x, y, size = place
+    rows, columns = pixels.nonzero()
+    inside = (rows + 1 > y * SIZE[0]) & (rows < (y + size) * SIZE[0])
+    return int((inside & (columns + 1 > x * SIZE[1]) & (columns < (x + size) * SIZE[1])).sum())
+
+
+def test_an_inset_shrinks_where_tracks_are_close_and_goes_where_there_is_no_room():
+    view = make().plane(0)
+    view.label[:] = 0
+    view.label[::25] = view.label[:, ::40] = 1
+    place = plots._empty_place(view, (5, 20, 95, 115))
+    assert place[2] == min(plots._INSETS)
+    assert not covered(view.label != 0, place)
+    view.label[::9] = 1
+    assert plots._empty_place(view, (5, 20, 95, 115)) is None
+
+
+def test_a_crowded_event_is_drawn_without_insets():
+    view = make().plane(0)
+    truth = np.where(view.label == 2, 2, 1)
+    plane = sparse_plane(view.image, truth, truth, view.score)
+    figure = plots.draw_display(EventRecord(3, (1, 2, 4), SIZE, 1, METRICS, (plane,) * 3))
+    assert not any(panel.child_axes for panel in panels(figure))
 
 
 def test_without_neutrino_there_is_nothing_to_magnify():
@@ -100,17 +127,27 @@ def test_an_empty_event_can_be_drawn(tmp_path):
 
 def test_hue_is_the_class_and_depth_the_charge():
     image = np.array([[0, 10.0, 1000.0]], np.float32)
-    picture = plots._colour(np.array([[0, 2, 2]]), image)
+    picture = plots._colour(np.array([[0, 2, 2]]), image, 1000.0)
     assert picture[0, 0, 3] == 0
     assert picture[0, 1, :3].sum() > picture[0, 2, :3].sum()
     np.testing.assert_allclose(picture[0, 2, :3], to_rgb(plots.CLASS_COLORS[2]), atol=0.02)
+
+
+def test_both_bars_have_a_scale():
+    """That of charge ends where colours are deepest, the same in all planes of an event."""
+    score, charge = plots.draw_display(make()).axes[-2:]
+    assert score.get_ylabel() == "probability of neutrino"
+    assert charge.get_ylabel() == "charge, as the network gets it"
+    assert charge.get_ylim() == (0, 50)
+    labels = [label.get_text() for label in charge.get_yticklabels()]
+    assert labels == ["0", "0.2", "0.5", "1", "2", "5", "10", "20", "50"]
 
 
 def test_thinning_keeps_the_rarest_class():
     classes = np.zeros((800, 1200), np.int64)
     image = np.ones((800, 1200), np.float32)
     classes[401, 601] = 2
-    thin = plots._thin(plots._colour(classes, image))
+    thin = plots._thin(plots._colour(classes, image, 1.0))
     assert thin.shape == (266, 400, 4)
     assert (thin[..., 3] == 3).sum() == 1
 

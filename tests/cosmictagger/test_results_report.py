@@ -3,6 +3,7 @@
 import math
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 import torch
 
@@ -62,7 +63,7 @@ def content(tally, tmp_path=None, **others):
     if tmp_path is not None:
         (tmp_path / "a.png").write_bytes(PIXEL)
         displays = [(tally.rows[0], tmp_path / "a.png")]
-        others["curves"] = tmp_path / "a.png"
+        others["picture"] = tmp_path / "a.png"
     proof = {
         "mode": "IPU",
         "target": "cpu",
@@ -97,6 +98,21 @@ def test_the_page_proves_where_it_ran(tally):
     text = Page(report.page(content(tally))).text
     for wanted in ("IPU", "cpu", "abc123", "1.5", "none", "a21"):
         assert f"\n{wanted}\n" in text
+
+
+def test_training_says_where_it_is_and_what_its_loss_shows(tmp_path):
+    steps = np.arange(100.0)
+    train = {"step": steps, "loss": 2 + steps % 2, "Average/Neutrino_IoU": steps / 200}
+    curves = {"train": train, "test": {"step": steps[::50], "loss": steps[::50]}}
+    (tmp_path / "a.png").write_bytes(PIXEL)
+    shown = report.Content("Training", {}, {}, None, curves=curves, picture=tmp_path / "a.png")
+    page = Page(report.page(shown))
+    assert page.headings == ["Training", "Where it ran", "Training"]
+    rows = " ".join(page.text.split())
+    # Of the last tenth: steps 90 to 99, and the last one of two validations.
+    assert "Loss 2.500 ± 0.167 50.000" in rows
+    assert "Neutrino IoU 47.25 ± 0.48 %" in rows
+    assert "can rise while the neutrino IoU triples" in rows
 
 
 def test_targets_are_judged_one_by_one(tally):
@@ -141,8 +157,18 @@ def test_confusion_counts_pixels_by_true_class(tally):
 def test_means_leave_out_events_without_the_metric():
     rows = [Row(0, (0, 0, 0), {"a": 1.0}), Row(1, (0, 0, 1), {"a": math.nan})]
     tally = Tally(rows, NOTHING)
-    assert tally.mean("a") == (1.0, 1)
-    assert math.isnan(tally.mean("b")[0])
+    assert (tally.mean("a").value, tally.mean("a").count) == (1.0, 1)
+    assert math.isnan(tally.mean("a").error)
+    assert math.isnan(tally.mean("b").value)
+
+
+def test_an_error_is_that_of_the_mean(tally):
+    """Of 0.96, 0.98 and 0.97: a standard deviation of 0.01, over the root of three."""
+    mean = tally.mean("Average/mIoU")
+    assert mean == (pytest.approx(0.97), pytest.approx(0.01 / 3**0.5), 3)
+    text = Page(report.page(content(tally))).text
+    assert "97.00 ± 0.58 %" in text
+    assert "± is the standard error of the mean" in text
 
 
 def test_the_table_of_events_as_csv(tally):

@@ -55,7 +55,7 @@ def writer(folder, displays=8):
         yield results
     events = results.collector.candidates.events()
     tally = Tally(results.rows, results.collector.confusion)
-    results.page = write_files(folder, tally, events, PROOF, {"size": "8 x 16"}, progress=False)
+    results.page = write_files(folder, tally, events, PROOF, {"size": "8 x 16"})
 
 
 def displays(folder):

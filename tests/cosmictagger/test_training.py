@@ -32,8 +32,8 @@ def test_a_run_leaves_what_the_original_leaves(run):
     )  # fmt: skip
     assert status == 0
     assert {path.name for path in out.iterdir()} == {
-        "checkpoints", "process.log", "profiles", "run.json", "test", "test_metrics.csv", "train",
-        "train_metrics.csv",
+        "checkpoints", "curves.png", "process.log", "profiles", "run.json", "test",
+        "test_metrics.csv", "train", "train_metrics.csv", "training.html",
     }  # fmt: skip
     assert sorted(os.listdir(out / "checkpoints")) == ["checkpoint", "model-2.ckpt", "model-3.ckpt"]
     header = (out / "train_metrics.csv").read_text().splitlines()[0].split(",")

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from cosmictagger.data import generator_physics as physics
 from cosmictagger.data import larcv
@@ -14,6 +13,7 @@ from cosmictagger.data.generator_physics import MASSES, Array, Deposits, Track, 
 from cosmictagger.data.generator_physics import track as track_of
 from cosmictagger.data.larcv import IMAGE, LABEL, Event, Plane, event_writer
 from cosmictagger.errors import DataError
+from cosmictagger.recording import progress
 
 FULL_SIZE = (1280, 2048)
 CORNERS = np.array([[-200.0, -200.0, 0.0], [200.0, 200.0, 500.0]])
@@ -415,8 +415,7 @@ def generate(
         raise DataError(f"The seed is {seed}; it has to be 0 or more.")
     detector = _detector(size)
     with event_writer(path, size, particles=True) as writer:
-        # None: no bar where standard error is no terminal.
-        for number in tqdm(range(events), "generating", unit="event", disable=None):
+        for number in progress(range(events), "Simulating events"):
             writer.write(_simulated(number, seed, detector))
 
 

@@ -8,7 +8,6 @@ import itertools
 import math
 import os
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -230,7 +229,7 @@ class Pass:
         metrics: list[dict[str, float]] = [{} for _ in batch.entries]
         if batch.label is not None and result.loss is not None:
             values = {"loss": float(result.loss)} | measures.compute(result.logits, batch.label)
-            metrics = measures.per_event(result.logits, batch.label)
+            metrics = measures.per_event(result.logits, batch.label, batch.image != 0)
         neutrinos: list[Neutrino | None] = [None for _ in batch.entries]
         if isinstance(self.events, EventLoader):
             file = self.events.file
@@ -322,7 +321,6 @@ class Pass:
             candidates.events(),
             dataclasses.asdict(proof),
             settings,
-            sys.stderr.isatty(),
         )
 
 

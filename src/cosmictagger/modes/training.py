@@ -40,6 +40,7 @@ from cosmictagger.recording import (
     throughput,
     warn_once,
 )
+from cosmictagger.results.writer import write_training
 
 LOWEST = 1e-4
 """The learning rate at the start of the rise and at the end of the fall."""
@@ -286,6 +287,7 @@ class Training:
             if self.instances.is_first:
                 path = self.launch.checkpoints.save(self.step, self.content())
                 logger.info(f"Checkpoint {path}")
+                write_training(self)
         self._saved = self.step
 
     # -- the loop ----------------------------------------------------------------------------

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LinearSegmentedColormap, to_rgb
+from matplotlib.colors import FuncNorm, LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
@@ -28,8 +29,10 @@ SCORE_MAP = LinearSegmentedColormap.from_list(
 )
 # Fixed: finding a layout that fits would take as long as the drawing.
 _GRID = {"left": 0.07, "right": 0.925, "bottom": 0.1, "top": 0.93, "wspace": 0.05, "hspace": 0.12}
-_BAR = (0.945, 0.2, 0.012, 0.62)
-_INSET = 0.38  # of a panel's width and height
+_BARS = (0.945, 0.54, 0.012, 0.36), (0.945, 0.12, 0.012, 0.36)
+_DEPTHS = LinearSegmentedColormap.from_list("depth", ["#b8b8b8", "#303030"])
+_TICKS = (0, 0.2, 0.5, *(digit * 10**power for power in range(5) for digit in (1, 2, 5)))
+_INSETS = (0.38, 0.31, 0.24)  # of a panel's width and height; the first that covers no track
 _PANEL_PIXELS = 400  # across; finer images are thinned, keeping what matters most
 
 
@@ -50,24 +53,26 @@ def draw_display(event: EventRecord) -> Figure:
     figure = Figure(figsize=(15, 10.6), facecolor="white")
     axes = figure.subplots(PLANES, 3, sharex=True, sharey=True, gridspec_kw=_GRID)
     views = [event.plane(index) for index in range(PLANES)]
+    charge = np.concatenate([view.image[view.image > 0] for view in views])
+    top = float(np.percentile(charge, 98)) if len(charge) else 1.0
     for index, (row, view) in enumerate(zip(axes, views, strict=True)):
-        _draw_plane(row, view, event, index)
+        _draw_plane(row, view, event, index, top)
     for panel, name in zip(axes[0], _columns(event), strict=True):
         panel.set_title(name, fontsize=13, fontweight="bold", loc="left")
     for panel in axes[-1]:
         panel.set_xlabel("wire [pixel]", fontsize=10)
     figure.suptitle(_title(event), fontsize=15, fontweight="bold", y=0.985)
-    _legend(figure, event)
+    _legend(figure, event, top)
     return figure
 
 
-def _draw_plane(row: Any, view: PlaneView, event: EventRecord, index: int) -> None:
+def _draw_plane(row: Any, view: PlaneView, event: EventRecord, index: int, top: float) -> None:
     factor = 2**event.downsample
     truth = np.zeros_like(view.prediction) if view.label is None else view.label
     score = np.where((view.image != 0) | (view.prediction == NEUTRINO), view.score, np.nan)
     pictures = (
-        _colour(truth, view.image),
-        _colour(view.prediction, view.image),
+        _colour(truth, view.image, top),
+        _colour(view.prediction, view.image, top),
         _colour_score(score),
     )
     box = _neutrino_box(view)
@@ -77,17 +82,10 @@ def _draw_plane(row: Any, view: PlaneView, event: EventRecord, index: int) -> No
         if box is not None and place is not None:
             _inset(panel, picture, box, place, event.size, factor)
     row[0].set_ylabel("drift time [pixel]", fontsize=10)
-    row[0].annotate(
-        PLANE_NAMES[index],
-        (-0.19, 0.5),
-        xycoords="axes fraction",
-        rotation=90,
-        ha="center",
-        va="center",
-        fontsize=13,
-        fontweight="bold",
-    )
-    _note(row[1], _plane_note(event, index))
+    style = {"rotation": 90, "ha": "center", "va": "center", "fontsize": 13, "weight": "bold"}
+    row[0].text(-0.19, 0.5, PLANE_NAMES[index], transform=row[0].transAxes, **style)
+    ious = _scores(event, f"plane{index}", {"Cosmic_IoU": "cosmic", "Neutrino_IoU": "neutrino"})
+    _note(row[1], "IoU: " + ", ".join(ious) if ious else "")
     if view.label is not None:
         count = int((view.label == NEUTRINO).sum())
         _note(row[0], f"{count:,} neutrino pixels".replace(",", "\u202f"))
@@ -100,45 +98,31 @@ def _columns(event: EventRecord) -> tuple[str, str, str]:
 def _title(event: EventRecord) -> str:
     run, subrun, number = event.event_id
     title = f"Run {run}, subrun {subrun}, event {number} (entry {event.entry})"
-    names = {
-        "Average/mIoU": "mIoU",
-        "Average/Cosmic_IoU": "cosmic IoU",
-        "Average/Neutrino_IoU": "neutrino IoU",
-    }
-    values = [
-        f"{name} {event.metrics[key]:.3f}" for key, name in names.items() if key in event.metrics
-    ]
-    return "     ".join([title, *values])
+    names = {"mIoU": "mIoU", "Cosmic_IoU": "cosmic IoU", "Neutrino_IoU": "neutrino IoU"}
+    return "     ".join([title, *_scores(event, "Average", names)])
 
 
-def _plane_note(event: EventRecord, index: int) -> str:
-    keys = {"cosmic": f"plane{index}/Cosmic_IoU", "neutrino": f"plane{index}/Neutrino_IoU"}
-    values = [
-        f"{name} {event.metrics[key]:.3f}" for name, key in keys.items() if key in event.metrics
-    ]
-    return "IoU: " + ", ".join(values) if values else ""
+def _scores(event: EventRecord, place: str, names: Mapping[str, str]) -> list[str]:
+    keys = {f"{place}/{key}": name for key, name in names.items()}
+    return [f"{n} {event.metrics[key]:.3f}" for key, n in keys.items() if key in event.metrics]
 
 
 def _note(panel: Axes, text: str) -> None:
-    if text:
-        panel.annotate(
-            text,
-            (1.0, 1.0),
-            xytext=(-2, 3),
-            xycoords="axes fraction",
-            textcoords="offset points",
-            ha="right",
-            va="bottom",
-            fontsize=9,
-            color="#444444",
-        )
+    panel.set_title(text, loc="right", fontsize=9, color="#444444", pad=3)
 
 
-def _colour(classes: NDArray, image: NDArray) -> NDArray[np.float32]:
-    """Return RGB and rank, float32 ``[H, W, 4]``: hue is class, depth is charge, 0 ranks empty."""
+def _colour(classes: NDArray, image: NDArray, top: float) -> NDArray[np.float32]:
+    """RGB and rank, float32 ``[H, W, 4]``: class as hue, charge as depth, rank 0 where empty.
+
+    Args:
+        classes: of each pixel.
+        image: charge.
+        top: the charge from which on depth is full.
+    """
     palette = np.array([to_rgb(colour) for colour in CLASS_COLORS], np.float32)
     # Background is noise: half as deep, so that it does not compete with the classes.
-    depth = (0.55 + 0.45 * _log_charge(image)) * np.where(classes == 0, 0.6, 1.0)
+    charge = np.clip(np.log1p(np.maximum(image, 0)) / np.log1p(top), 0, 1)
+    depth = (0.55 + 0.45 * charge) * np.where(classes == 0, 0.6, 1.0)
     rgb = 1 - depth[..., None] * (1 - palette[classes])
     seen = (image != 0) | (classes != 0)
     rank = np.where(seen, 1 + classes.astype(np.float32), 0)
@@ -149,12 +133,6 @@ def _colour_score(score: NDArray) -> NDArray[np.float32]:
     rgb = SCORE_MAP(np.nan_to_num(score))[..., :3]
     rank = np.where(np.isnan(score), 0, 1 + np.nan_to_num(score))
     return np.concatenate([rgb, rank[..., None]], axis=-1).astype(np.float32)
-
-
-def _log_charge(image: NDArray) -> NDArray[np.float32]:
-    charge = np.log1p(np.maximum(image, 0))
-    top = np.percentile(charge[charge > 0], 98) if (charge > 0).any() else 1.0
-    return np.clip(charge / top, 0, 1).astype(np.float32)
 
 
 def _thin(picture: NDArray) -> NDArray:
@@ -208,33 +186,42 @@ def _fullest_window(mask: NDArray, scale: float) -> tuple[int, tuple[int, int, i
     return int(window_counts[row, column]), (row, row + high, column, column + wide)
 
 
-def _empty_place(view: PlaneView, box: tuple[int, int, int, int]) -> tuple[float, float]:
-    """Return the inset's lower left corner, in fractions of the panel, with least overlap."""
+def _empty_place(
+    view: PlaneView, box: tuple[int, int, int, int]
+) -> tuple[float, float, float] | None:
+    """Return the inset's lower left corner and size, in fractions of the panel.
+
+    It is the largest inset that covers no pixel of a class, and where it covers least noise; None
+    if there is none.
+    """
     height, width = view.image.shape
-    weight = (view.image != 0).astype(np.float32)
-    if view.label is not None:
-        weight += 9 * (view.label != 0)
-    weight[box[0] : box[1], box[2] : box[3]] += 1000
-    steps = np.linspace(0.02, 0.98 - _INSET, 8)
+    classes = view.prediction if view.label is None else view.label
+    weight = (view.image != 0) + 1e6 * (classes != 0)
+    weight[box[0] : box[1], box[2] : box[3]] = 1e6
 
-    def hidden(place: tuple[float, float]) -> float:
-        column, row = int(place[0] * width), int(place[1] * height)
-        high, wide = int(_INSET * height), int(_INSET * width)
-        return float(weight[row : row + high, column : column + wide].sum())
+    def hidden(place: tuple[float, float, float]) -> float:
+        x, y, size = place
+        rows = slice(int(y * height), math.ceil((y + size) * height))
+        return float(weight[rows, int(x * width) : math.ceil((x + size) * width)].sum())
 
-    return min(((x, y) for x in steps.tolist() for y in steps.tolist()), key=hidden)
+    for size in _INSETS:
+        steps = np.linspace(0.02, 0.98 - size, 16).tolist()
+        best = min(((x, y, size) for x in steps for y in steps), key=hidden)
+        if hidden(best) < 1e6:
+            return best
+    return None
 
 
 def _inset(
     panel: Axes,
     picture: NDArray,
     box: tuple[int, int, int, int],
-    place: tuple[float, float],
+    place: tuple[float, float, float],
     size: tuple[int, int],
     factor: int,
 ) -> None:
     first_row, last_row, first_column, last_column = box
-    inset = panel.inset_axes((*place, _INSET, _INSET), zorder=3)
+    inset = panel.inset_axes((*place, place[2]), zorder=3)
     _show(inset, picture, size, factor)
     inset.set_xlim(first_column * factor, last_column * factor)
     inset.set_ylim(first_row * factor, last_row * factor)
@@ -242,32 +229,23 @@ def _inset(
     inset.set_yticks([])
     for spine in inset.spines.values():
         spine.set_color("#333333")
-    panel.add_patch(
-        Rectangle(
-            (first_column * factor, first_row * factor),
-            (last_column - first_column) * factor,
-            (last_row - first_row) * factor,
-            fill=False,
-            edgecolor="#333333",
-            linewidth=0.9,
-        )
-    )
-    inset.annotate(
-        f"x {size[1] * _INSET / (last_column - first_column):.1f}",
-        (0.98, 0.96),
-        xycoords="axes fraction",
-        ha="right",
-        va="top",
-        fontsize=8,
-        color="#333333",
-        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1},
-    )
+    wide, high = last_column - first_column, last_row - first_row
+    bounds = (first_column * factor, first_row * factor, wide * factor, high * factor)
+    panel.indicate_inset(bounds, edgecolor="#333333", alpha=1, linewidth=0.9)
+    white = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1}
+    style = {"ha": "right", "va": "top", "fontsize": 8, "color": "#333333", "bbox": white}
+    inset.text(0.98, 0.96, f"x {size[1] * place[2] / wide:.1f}", transform=inset.transAxes, **style)
 
 
-def _legend(figure: Figure, event: EventRecord) -> None:
-    bar = figure.colorbar(ScalarMappable(cmap=SCORE_MAP), cax=figure.add_axes(_BAR))
-    bar.set_label("probability of neutrino", fontsize=10)
-    bar.ax.tick_params(labelsize=9)
+def _legend(figure: Figure, event: EventRecord, top: float) -> None:
+    charge = ScalarMappable(FuncNorm((np.log1p, np.expm1), 0, top), _DEPTHS)
+    for place, colours, name, ticks in (
+        (_BARS[0], ScalarMappable(cmap=SCORE_MAP), "probability of neutrino", None),
+        (_BARS[1], charge, "charge, as the network gets it", [t for t in _TICKS if t <= top]),
+    ):
+        bar = figure.colorbar(colours, cax=figure.add_axes(place), ticks=ticks, format="%g")
+        bar.set_label(name, fontsize=10)
+        bar.ax.tick_params(labelsize=9)
     patches: list[Any] = [
         Patch(color=colour, label="background (charge without a class)" if not index else name)
         for index, (name, colour) in enumerate(zip(CLASS_NAMES, CLASS_COLORS, strict=True))
@@ -281,7 +259,7 @@ def _legend(figure: Figure, event: EventRecord) -> None:
         ncols=len(patches),
         frameon=False,
         fontsize=10,
-        title=f"darker: more charge, on a logarithmic scale     pixels of the file, {cell}",
+        title=f"darker: more charge     axes: pixels of the file, {cell}",
         title_fontsize=10,
     )
 
@@ -365,17 +343,15 @@ def _draw_panel(
     for key, label in names.items():
         color = _COLORS.get(key, "#0072B2")
         if (train := runs.get("train", {})) and key in train:
-            _draw_train(axes, train["step"], train[key], color, label, key == "learning_rate")
+            exact = key == "learning_rate"
+            width, alpha = (1.6, 1) if exact else (0.7, 0.25)
+            axes.plot(train["step"], train[key], color=color, linewidth=width, alpha=alpha)
+            if not exact:
+                smooth = _running_mean(train[key])
+                axes.plot(train["step"], smooth, color=color, linewidth=1.8, label=label)
         if (test := runs.get("test", {})) and key in test:
-            axes.plot(
-                test["step"],
-                test[key],
-                "o",
-                markersize=4.5,
-                markerfacecolor="white",
-                markeredgecolor=color,
-                label=None if key in train else label,
-            )
+            shown = None if key in train else label
+            axes.plot(test["step"], test[key], "o", ms=4.5, mfc="white", mec=color, label=shown)
     axes.set_title(title, loc="left", fontweight="bold")
     axes.set_xlabel("training step")
     axes.grid(color="#e6e6e6", linewidth=0.8)
@@ -390,21 +366,6 @@ def _draw_panel(
             handles.append(Line2D([], [], marker="o", linestyle="", mfc="white", mec="#5b6670"))
             labels.append("points: test")
         axes.legend(handles, labels, frameon=False, fontsize=9, ncols=2)
-
-
-def _draw_train(
-    axes: Axes,
-    steps: Sequence[float] | NDArray,
-    values: NDArray,
-    color: str,
-    label: str,
-    exact: bool,
-) -> None:
-    if exact:
-        axes.plot(steps, values, color=color, linewidth=1.6)
-        return
-    axes.plot(steps, values, color=color, linewidth=0.7, alpha=0.25)
-    axes.plot(steps, _running_mean(values), color=color, linewidth=1.8, label=label)
 
 
 def _running_mean(values: NDArray) -> NDArray:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from cosmictagger.data.larcv import Event, EventFile, EventWriter, Plane, event_writer
 from cosmictagger.measures import CLASSES, COSMIC, NEUTRINO, PLANES
+from cosmictagger.recording import progress
 
 PREDICTIONS = "predictions.h5"
 COSMIC_PRODUCER = "cosmic_prediction"
@@ -107,7 +108,7 @@ def join_predictions(parts: Mapping[Path, Sequence[int]], folder: Path) -> None:
         }
         size = next(iter(files.values())).image_size
         writer = stack.enter_context(predictions_writer(folder, size))
-        for _, part, event in places:
+        for _, part, event in progress(places, "Joining predictions"):
             planes = {name: files[part].sparse(name, event) for name in PRODUCERS}
             writer.write(Event(planes, files[part].event_ids[event]))
 

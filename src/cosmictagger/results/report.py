@@ -1,4 +1,4 @@
-"""HTML report of an inference pass: one self-contained page."""
+"""The pages of training and inference: one HTML file each, which needs no network and no other."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from abele.report.page import document
 from abele.report.page.markup import Html, html, section, table, tag
 from abele.storage.atomic import write_text
-from cosmictagger.measures import NAMES, PLANES
-from cosmictagger.results.plots import CLASS_NAMES, PLANE_NAMES
-from cosmictagger.results.tally import Row, Tally
+from cosmictagger.measures import CHARGE_NAMES, NAMES, PLANES
+from cosmictagger.results.plots import CLASS_NAMES, PLANE_NAMES, Curves
+from cosmictagger.results.tally import Mean, Row, Tally, mean_of
 
 _STYLE = """
 img { display: block; width: 100%; height: auto; background: #ffffff; }
@@ -30,30 +30,54 @@ _TARGETS = {
     "Cosmic_IoU": ("Cosmic IoU", 0.90),
     "Neutrino_IoU": ("Neutrino IoU", 0.70),
     "mIoU": ("Mean IoU", None),
+    **{name: (name.replace("_", " ").capitalize(), None) for name in CHARGE_NAMES[len(NAMES) :]},
 }
 _MOST_ROWS = 20
+_KINDS = {"train": "training", "test": "validation"}
+_LATEST = 0.1  # of a training's steps, those that its latest numbers are of
+_ERROR = "± is the standard error of the mean: the standard deviation divided by √(their number)."
+_METRICS = f"""
+Each metric is the mean over planes, then over the events where it is defined. {_ERROR} An IoU of a
+class that is neither there nor predicted counts as 1. Efficiency is the share of a class's true
+pixels that are labelled so; purity is the share of the pixels labelled so that are truly of it.
+Targets are for all pixels, most of which are empty. Pixels with charge are those of predictions.h5:
+the numbers over them follow from that file and the labels of the events.
+"""
+_LOSS = """
+Lines are running means over training steps; points are single validation batches. With the default
+scheme, focal, the loss shows whether training diverges, not how good the network is: a pixel weighs
+(1 - p)² in it, p being the probability of its true class. As easy pixels lose their weight, it
+becomes the mean of the hard ones, and can rise while the neutrino IoU triples. Judge a training by
+the IoU of its validation.
+"""
+_CONFUSION = """
+Shares of the pixels with charge of each true class, of all planes and events together; the diagonal
+is the efficiency. Purity is the share of the pixels taken for a class that are truly of it.
+"""
 
 
 @dataclass(frozen=True)
 class Content:
-    """The numbers, tables and pictures that an inference report shows.
+    """The numbers, tables and pictures that a page shows.
 
     Attributes:
         title: of the page.
-        proof: what proves where the pass ran, by name.
-        settings: of the pass, by name.
-        tally: of all events; without labels its rows have no metrics.
+        proof: what proves where the run ran, by name.
+        settings: of the run, by name.
+        tally: of all events of a pass; without labels its rows have no metrics. None in training.
         displays: rows and pictures, in the order to be shown.
-        curves: picture of the training curves, if there are any.
+        curves: of training and validation batches, by ``train`` and ``test``.
+        picture: of the curves, if there are any.
         files: what else was written, by name, with a sentence on each.
     """
 
     title: str
     proof: Mapping[str, object]
     settings: Mapping[str, object]
-    tally: Tally
+    tally: Tally | None
     displays: Sequence[tuple[Row, Path]] = ()
-    curves: Path | None = None
+    curves: Mapping[str, Curves] = field(default_factory=dict)
+    picture: Path | None = None
     files: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -67,61 +91,84 @@ def page(content: Content) -> str:
     """Render the report as HTML with embedded pictures and escaped text."""
     facts = [[name, _plain(value)] for name, value in {**content.proof, **content.settings}.items()]
     sections = [section("Where it ran", table([], facts), name="proof")]
-    if any(row.metrics for row in content.tally.rows):
-        sections += _metrics(content.tally)
-    if content.curves is not None:
-        text = "Loss, IoU and learning rate by training step"
-        sections.append(section("Training", _picture(content.curves, text), name="training"))
-    if shown := _events(content):
+    lead = "Training and validation so far, up to the last checkpoint."
+    if content.tally is not None:
+        lead = _summary(content.tally)
+        if any(row.metrics for row in content.tally.rows):
+            sections += _metrics(content.tally)
+    if content.picture is not None:
+        sections.append(section("Training", _training(content), name="training"))
+    if content.tally is not None and (shown := _events(content.tally, content.displays)):
         sections.append(section("Events", shown, name="events"))
     if content.files:
         files = [[_file(name), text] for name, text in content.files.items()]
         listed = table(["file", "content"], files)
         sections.append(section("Files beside this page", listed, name="files"))
-    head = tag("h1", content.title), tag("p", _summary(content.tally), class_="lead")
+    head = tag("h1", content.title), tag("p", lead, class_="lead")
     return document(content.title, html(tag("style", Html(_STYLE)), head, sections))
 
 
 def _summary(tally: Tally) -> str:
     rows = len(tally.rows)
     events = f"{rows:,} event{'' if rows == 1 else 's'}"
-    value, count = tally.mean("Average/mIoU")
-    if not count:
+    mean = tally.mean("Average/mIoU")
+    if not mean.count:
         return f"{events}. The file has no labels: there are scores, no metrics."
-    met = sum(
-        tally.mean(f"Average/{key}")[0] >= goal for key, (_, goal) in _TARGETS.items() if goal
-    )
+    goals = {key: goal for key, (_, goal) in _TARGETS.items() if goal}
+    met = sum(tally.mean(f"Average/{key}").value > goal for key, goal in goals.items())
     return (
-        f"{events}, mean IoU {_percent(value)}; {met} of 4 targets of the CosmicTagger project "
-        "reached."
+        f"{events}, mean IoU {_percent(mean.value)}; {met} of {len(goals)} targets of the "
+        "CosmicTagger project reached."
     )
+
+
+def _training(content: Content) -> list[Html]:
+    """Return the curves, what they show, and the latest numbers of training and validation."""
+    names = {"loss": "Loss"} | {f"Average/{key}": _TARGETS[key][0] for key in NAMES}
+    latest: dict[str, Curves] = {}
+    for kind, curves in content.curves.items():
+        recent = curves["step"] >= (1 - _LATEST) * curves["step"][-1]
+        latest[kind] = {key: values[recent] for key, values in curves.items()}
+    heads = ["metric", *(f"{_KINDS[kind]} batches" for kind in latest)]
+    rows = [
+        [name, *(_with_error(mean_of(latest[kind].get(key, ())), key != "loss") for kind in latest)]
+        for key, name in names.items()
+    ]
+    assert content.picture is not None
+    return [
+        _picture(content.picture, "Loss, IoU and learning rate by training step"),
+        tag("p", _LOSS),
+        table(heads, rows, (1, 2)),
+        tag("p", f"Means over the batches of the last {_LATEST:.0%} of the steps. {_ERROR}"),
+    ]
 
 
 def _metrics(tally: Tally) -> list[Html]:
     rows = []
     for key, (name, goal) in _TARGETS.items():
-        value, count = tally.mean(f"Average/{key}")
+        mean, charge = tally.mean(f"Average/{key}"), tally.mean(f"charge/Average/{key}")
         verdict = None
-        if goal is not None and count:
-            met = value > goal
+        if goal is not None and mean.count:
+            met = mean.value > goal
             words = "✓ reached" if met else "✗ not reached"
             verdict = tag("b", words, class_="met" if met else "missed")
         target = f"> {_percent(goal)}" if goal else ""
-        rows.append([name, _percent(value), target, verdict, f"{count:,}"])
-    note = tag(
-        "p",
-        "Each metric is the mean over planes, then over the events where it is defined. An IoU of "
-        "a class that is neither there nor predicted counts as 1.",
-    )
+        events = f"{max(mean.count, charge.count):,}"
+        rows.append([name, _with_error(mean), target, verdict, _with_error(charge), events])
+    heads = ["metric", "all pixels", "target", "", "pixels with charge", "events"]
     planes = [
-        [PLANE_NAMES[plane], *(_percent(tally.mean(f"plane{plane}/{key}")[0]) for key in NAMES)]
+        [f"{PLANE_NAMES[plane]}, {words}", *(_percent(tally.mean(key).value) for key in keys)]
         for plane in range(PLANES)
+        for words, keys in (
+            ("all pixels", [f"plane{plane}/{key}" for key in _TARGETS]),
+            ("with charge", [f"charge/plane{plane}/{key}" for key in _TARGETS]),
+        )
     ]
-    names = [_TARGETS[key][0] for key in NAMES]
-    targets = table(["metric", "value", "target", "", "events"], rows, (1, 2, 4))
+    names = [name for name, _ in _TARGETS.values()]
+    targets = table(heads, rows, (1, 2, 4, 5))
     sections = [
-        section("Metrics", targets, note, name="metrics"),
-        section("By plane", table(["plane", *names], planes, range(1, 6)), name="planes"),
+        section("Metrics", targets, tag("p", _METRICS), name="metrics"),
+        section("By plane", table(["plane", *names], planes, range(1, 10)), name="planes"),
     ]
     if tally.confusion.any():
         confusion = _confusion(tally)
@@ -131,7 +178,8 @@ def _metrics(tally: Tally) -> list[Html]:
 
 def _confusion(tally: Tally) -> Html:
     rows = []
-    for true, counts in enumerate(tally.confusion.sum(dim=0).tolist()):
+    total = tally.confusion.sum(dim=0)
+    for true, counts in enumerate(total.tolist()):
         cells: list[Html] = [tag("b", CLASS_NAMES[true])]
         for predicted, count in enumerate(counts):
             share = count / sum(counts) if sum(counts) else math.nan
@@ -140,19 +188,21 @@ def _confusion(tally: Tally) -> Html:
             text = f"{_percent(share)} of {sum(counts):,}"
             cells.append(tag("span", text, class_=f"cell {kind}", style=f"--depth:{depth}%"))
         rows.append(cells)
+    right = zip(total.diagonal().tolist(), total.sum(0).tolist(), strict=True)
+    purities = [f"{_percent(n / of if of else math.nan)} of {of:,}" for n, of in right]
     heads = ["true class", *(f"taken for {name}" for name in CLASS_NAMES)]
-    note = tag("p", "Shares of the pixels of each true class, of all planes and events.")
-    return html(table(heads, rows, (1, 2, 3)), note)
+    rows.append([tag("b", "purity"), *purities])
+    return html(table(heads, rows, (1, 2, 3)), tag("p", _CONFUSION))
 
 
-def _events(content: Content) -> list[Html]:
+def _events(tally: Tally, displays: Sequence[tuple[Row, Path]]) -> list[Html]:
     parts = []
-    if any("Average/mIoU" in row.metrics for row in content.tally.rows):
-        ranked = sorted(content.tally.rows, key=_rank)
+    if any("Average/mIoU" in row.metrics for row in tally.rows):
+        ranked = sorted(tally.rows, key=_rank)
         if len(ranked) > _MOST_ROWS:
             parts.append(tag("p", f"The {_MOST_ROWS} events with the lowest mean IoU."))
         parts.append(_event_table(ranked[:_MOST_ROWS]))
-    for row, picture in content.displays:
+    for row, picture in displays:
         run, subrun, event = row.event_id
         name = f"run {run}, subrun {subrun}, event {event} (entry {row.entry})"
         value = row.metrics.get("Average/mIoU")
@@ -166,15 +216,17 @@ def _events(content: Content) -> list[Html]:
 
 
 def _event_table(rows: Sequence[Row]) -> Html:
-    keys = ("mIoU", "Cosmic_IoU", "Neutrino_IoU", "Non_Bkg_Accuracy")
+    names = ("mIoU", "Cosmic_IoU", "Neutrino_IoU", "Non_Bkg_Accuracy")
+    keys = {f"Average/{name}": _TARGETS[name][0] for name in names}
+    keys |= {f"charge/Average/{name}": _TARGETS[name][0] for name in CHARGE_NAMES[-2:]}
     cells = []
     for row in rows:
-        values = [_percent(row.metrics.get(f"Average/{key}", math.nan)) for key in keys]
+        values = [_percent(row.metrics.get(key, math.nan)) for key in keys]
         nu = row.neutrino
         truth = f"{nu.flavour} {nu.current}, {nu.energy:.2f} GeV" if nu else ""
         cells.append([row.entry, " / ".join(map(str, row.event_id)), *values, truth])
-    heads = ["entry", "run / subrun / event", *(_TARGETS[key][0] for key in keys), "neutrino"]
-    return table(heads, cells, (0, 2, 3, 4, 5))
+    heads = ["entry", "run / subrun / event", *keys.values(), "neutrino"]
+    return table(heads, cells, (0, *range(2, 2 + len(keys))))
 
 
 def _file(name: str) -> Html:
@@ -195,6 +247,13 @@ def _plain(value: object) -> Html:
 
 def _percent(value: float) -> str:
     return "n/a" if math.isnan(value) else f"{100 * value:.2f} %"
+
+
+def _with_error(mean: Mean, percent: bool = True) -> str:
+    """Format a mean with its standard error, as percentages or as it is; empty without values."""
+    scale, digits, unit = (100, 2, " %") if percent else (1, 3, "")
+    error = "" if math.isnan(mean.error) else f" ± {scale * mean.error:.{digits}f}"
+    return f"{scale * mean.value:.{digits}f}{error}{unit}" if mean.count else ""
 
 
 def _picture(path: Path, text: str) -> Html:

@@ -7,10 +7,11 @@ import dataclasses
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 UNKNOWN = "unknown"
@@ -135,6 +136,23 @@ def sparse_plane(
     )
 
 
+class Mean(NamedTuple):
+    """A mean, its standard error (NaN for one value), and how many values it is of."""
+
+    value: float
+    error: float
+    count: int
+
+
+def mean_of(values: ArrayLike) -> Mean:
+    """Return the mean of those values that are numbers; NaN if none is."""
+    found = np.array(values, np.float64)
+    found = found[np.isfinite(found)]
+    count = len(found)
+    error = found.std(ddof=1) / count**0.5 if count > 1 else np.nan
+    return Mean(float(found.mean()) if count else np.nan, float(error), count)
+
+
 @dataclass(frozen=True)
 class Row:
     """Metrics of one event, with its position in the file and its true neutrino or None."""
@@ -150,17 +168,15 @@ class Tally:
     """Metrics per event and confusion counts of an inference pass.
 
     Attributes:
-        confusion: int64 ``[plane, true class, predicted class]``, in pixels.
+        confusion: int64 ``[plane, true class, predicted class]``, in pixels with charge.
     """
 
     rows: Sequence[Row]
     confusion: Tensor
 
-    def mean(self, key: str) -> tuple[float, int]:
-        """Return the mean of a metric and the number of events for which it is finite."""
-        values = np.array([row.metrics.get(key, np.nan) for row in self.rows], np.float64)
-        values = values[np.isfinite(values)]
-        return (float(values.mean()), len(values)) if len(values) else (float("nan"), 0)
+    def mean(self, key: str) -> Mean:
+        """Return the mean of a metric over the events that have it."""
+        return mean_of([row.metrics.get(key, np.nan) for row in self.rows])
 
     def keys(self) -> list[str]:
         """Return the names of all metrics, in order of first appearance."""

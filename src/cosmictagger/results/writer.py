@@ -1,19 +1,21 @@
-"""Writes the files of an inference pass: table of events, displays and report."""
+"""Files that people look at: table of events, displays, curves, and the pages of both modes."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from abele.storage import atomic
 from cosmictagger import measures
 from cosmictagger.data.larcv import EventWriter
 from cosmictagger.data.loader import Batch
 from cosmictagger.measures import CLASSES, PLANES
+from cosmictagger.recording import progress
 from cosmictagger.results import plots, report
 from cosmictagger.results.predictions import (
     PREDICTIONS,
@@ -24,15 +26,24 @@ from cosmictagger.results.predictions import (
 )
 from cosmictagger.results.tally import Candidates, EventRecord, Row, Tally, as_csv, sparse_plane
 
+if TYPE_CHECKING:
+    from cosmictagger.modes.training import Training
+
 __all__ = ["Collector", "join_predictions", "predictions_writer", "write_files"]
 
+REPORT, TRAINING = "report.html", "training.html"
 _FILES = {
-    PREDICTIONS: "Scores of every non-zero pixel, in the larcv3 layout of the images.",
+    TRAINING: "The page of the training, of its last checkpoint.",
+    REPORT: "The page of the last inference pass.",
+    PREDICTIONS: "Scores of every pixel with charge, in the larcv3 layout of the images.",
     "event_metrics.csv": "The metrics of each event, one line per event.",
-    "displays/": "The pictures of this page.",
+    "displays/": "The pictures of events.",
     "curves.png": "The training curves of this page.",
+    "checkpoints/": "Weights, optimizer and position in the events.",
+    "train_metrics.csv": "Metrics of the training batches, one line per logged step.",
+    "test_metrics.csv": "Metrics of the validation batches.",
     "compute/training/report.html": "What training ran as, what it needed and how long it took.",
-    "compute/inference/report.html": "The same of this pass; its numbers are those at its end.",
+    "compute/inference/report.html": "The same of inference; its numbers are those at its end.",
 }
 
 
@@ -42,7 +53,6 @@ def write_files(
     events: Sequence[EventRecord],
     proof: Mapping[str, object],
     settings: Mapping[str, object],
-    progress: bool = True,
 ) -> Path:
     """Write the table of events, the displays and the report; return the report's page.
 
@@ -52,31 +62,65 @@ def write_files(
         events: those to draw, in the order of the report.
         proof: evidence of the device that ran the pass, by name.
         settings: more that the report shall name.
-        progress: whether drawing shows a progress bar.
     """
     atomic.write_text(folder / "event_metrics.csv", as_csv(tally.rows, tally.keys()))
-    pictures = _draw(folder / "displays", events, progress)
-    curves_picture = plots.save_curves(plots.read_curves(folder), folder / "curves.png")
+    pictures = _draw(folder / "displays", events)
     by_entry = {row.entry: row for row in tally.rows}
+    displays = [(by_entry[entry], path) for entry, path in pictures.items()]
+    title = "CosmicTagger: report of an inference pass"
+    return _save(folder / REPORT, title, proof, settings, tally, displays)
+
+
+def write_training(training: Training) -> Path:
+    """Write curves and page of a training as they are at a checkpoint; return the page."""
+    config, events, aux = training.config, training.events, training.aux
+    optimizer, proof = config.mode.optimizer, dataclasses.asdict(training.backend.proof())
+    settings = {
+        "run": config.run.id,
+        "network": config.network.name,
+        "after step": f"{training.step}, {training.schedule.epoch(training.step):.3g} epochs",
+        "events": f"{events.events} to train on, {aux.events if aux else 'none'} to validate on",
+        "images of a step": training.images,
+        "loss": optimizer.loss_balance_scheme.name,
+        "optimizer": f"{optimizer.name.name}, learning rate {optimizer.learning_rate:g}",
+    }
+    title = f"CosmicTagger: training of {config.run.id}"
+    return _save(training.launch.folder / TRAINING, title, proof, settings)
+
+
+def _save(
+    path: Path,
+    title: str,
+    proof: Mapping[str, object],
+    settings: Mapping[str, object],
+    tally: Tally | None = None,
+    displays: Sequence[tuple[Row, Path]] = (),
+) -> Path:
+    """Draw the curves of a run's folder, and write a page with them."""
+    folder, curves = path.parent, plots.read_curves(path.parent)
     content = report.Content(
-        title="CosmicTagger: report of an inference pass",
+        title=title,
         proof={name.replace("_", " "): value for name, value in proof.items()},
         settings=settings,
         tally=tally,
-        displays=[(by_entry[entry], path) for entry, path in pictures.items()],
-        curves=curves_picture,
-        files={name: text for name, text in _FILES.items() if (folder / name).exists()},
+        displays=displays,
+        curves=curves,
+        picture=plots.save_curves(curves, folder / "curves.png"),
+        files={
+            name: text
+            for name, text in _FILES.items()
+            if (folder / name).exists() and name != path.name
+        },
     )
-    return report.save(content, folder / "report.html")
+    return report.save(content, path)
 
 
-def _draw(folder: Path, events: Sequence[EventRecord], progress: bool) -> dict[int, Path]:
+def _draw(folder: Path, events: Sequence[EventRecord]) -> dict[int, Path]:
     for earlier in folder.glob("entry_*.png"):
         earlier.unlink()  # of a pass over other events, perhaps: they would be taken for these
-    bar = tqdm(events, "Drawing events", disable=not progress or not events)
     return {
         event.entry: plots.save_display(event, folder / f"entry_{event.entry:06d}.png")
-        for event in bar
+        for event in progress(events, "Drawing events")
     }
 
 
@@ -92,7 +136,7 @@ class Collector:
         displays: how many events to draw.
 
     Attributes:
-        confusion: int64 ``[plane, true class, predicted class]``, in pixels.
+        confusion: int64 ``[plane, true class, predicted class]``, in pixels with charge.
         candidates: the events that may be drawn.
     """
 
@@ -117,7 +161,8 @@ class Collector:
             self._predictions.write(scored_event(image, scores, row.event_id))
             if label is not None:
                 predicted = torch.from_numpy(np.stack([each.prediction for each in scores]))
-                counts = measures.counts(predicted[None], label[None])
+                charge = torch.from_numpy(image != 0)
+                counts = measures.counts(predicted[None], label[None], charge[None])
                 self.confusion += torch.from_numpy(counts[0])
             if self.candidates.wants(label is not None):
                 truth = [None] * PLANES if label is None else label.numpy()
