@@ -72,7 +72,7 @@ def files(folder: Path) -> dict[str, bytes]:
         if file.is_file() and not name.startswith(("process.log", "run.json", "profiles")):
             content = file.read_bytes()
             if name == "report.html":
-                row = rb"<tr><td>instances</td><td><code>\d</code></td></tr>"
+                row = rb"<div><dt>instances</dt><dd><code>\d</code></dd></div>"
                 content = re.sub(row, b"", content)
                 content = content.replace(bytes(folder.parent), b"")
             results[name] = content

@@ -283,7 +283,8 @@ class Pass:
             f"Inference report: {len(passed.steps)} batches processed for {len(rows)} entries."
         )
         for name, value in means.items():
-            logger.info(f"  {name}: {value:.4f}")
+            if not name.startswith("charge/plane"):
+                logger.info(f"  {name}: {value:.4f}")
         if report is not None:
             logger.info(f"Report: {report}")
 

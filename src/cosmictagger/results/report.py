@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 
 from abele.report.page import document
-from abele.report.page.markup import Html, html, section, table, tag
+from abele.report.page.markup import Html, facts, html, section, table, tag
 from abele.storage.atomic import write_text
 from cosmictagger.measures import CHARGE_NAMES, NAMES, PLANES
 from cosmictagger.results.plots import CLASS_NAMES, PLANE_NAMES, Curves
@@ -88,9 +88,9 @@ def save(content: Content, path: Path) -> Path:
 
 
 def page(content: Content) -> str:
-    """Render the report as HTML with embedded pictures and escaped text."""
-    facts = [[name, _plain(value)] for name, value in {**content.proof, **content.settings}.items()]
-    sections = [section("Where it ran", table([], facts), name="proof")]
+    """Return the page as HTML; pictures are inside, and every text from elsewhere is escaped."""
+    known = [(name, _plain(value)) for name, value in {**content.proof, **content.settings}.items()]
+    sections = [section("Where it ran", facts(known), name="proof")]
     lead = "Training and validation so far, up to the last checkpoint."
     if content.tally is not None:
         lead = _summary(content.tally)
@@ -139,7 +139,9 @@ def _training(content: Content) -> list[Html]:
         _picture(content.picture, "Loss, IoU and learning rate by training step"),
         tag("p", _LOSS),
         table(heads, rows, (1, 2)),
-        tag("p", f"Means over the batches of the last {_LATEST:.0%} of the steps. {_ERROR}"),
+        tag(
+            "p", f"Means over the batches of the last {100 * _LATEST:.0f} % of the steps. {_ERROR}"
+        ),
     ]
 
 
@@ -156,19 +158,16 @@ def _metrics(tally: Tally) -> list[Html]:
         events = f"{max(mean.count, charge.count):,}"
         rows.append([name, _with_error(mean), target, verdict, _with_error(charge), events])
     heads = ["metric", "all pixels", "target", "", "pixels with charge", "events"]
-    planes = [
-        [f"{PLANE_NAMES[plane]}, {words}", *(_percent(tally.mean(key).value) for key in keys)]
-        for plane in range(PLANES)
-        for words, keys in (
-            ("all pixels", [f"plane{plane}/{key}" for key in _TARGETS]),
-            ("with charge", [f"charge/plane{plane}/{key}" for key in _TARGETS]),
-        )
-    ]
-    names = [name for name, _ in _TARGETS.values()]
     targets = table(heads, rows, (1, 2, 4, 5))
+    places = [f"{kind}plane{plane}" for plane in range(PLANES) for kind in ("", "charge/")]
+    planes = [
+        [name, *(_with_error(tally.mean(f"{place}/{key}")) for place in places)]
+        for key, (name, _) in _TARGETS.items()
+    ]
+    heads = ["metric", *(text for name in PLANE_NAMES for text in (name, "pixels with charge"))]
     sections = [
         section("Metrics", targets, tag("p", _METRICS), name="metrics"),
-        section("By plane", table(["plane", *names], planes, range(1, 10)), name="planes"),
+        section("By plane", table(heads, planes, range(1, 7)), name="planes"),
     ]
     if tally.confusion.any():
         confusion = _confusion(tally)
