@@ -21,6 +21,7 @@ from cosmictagger.recording import (
     log_step,
     logger,
     logging_to,
+    progress,
     split_line,
     step_line,
     throughput,
@@ -126,6 +127,27 @@ def test_the_split_of_an_iteration_leaves_out_the_first():
     assert split_line({"iteration": 0.75, "forward": 0.5, **split}).endswith(
         "0.75: io 0.125, forward 0.5, log 0.0625"
     )
+
+
+def test_what_takes_long_says_how_far_it_is(tmp_path, monkeypatch, capsys):
+    """In the log of a run, elsewhere to standard error; nothing where it is quick."""
+    assert list(progress([3, 4], "Joining")) == [3, 4]
+    monkeypatch.setattr("cosmictagger.recording._SILENCE", -1)
+    assert list(progress([3, 4], "Joining")) == [3, 4]
+    assert capsys.readouterr().err == "Joining: 0 of 2\nJoining: 1 of 2\n"
+    with logging_to(tmp_path):
+        list(progress(range(2), "Drawing"))
+    assert "Drawing: 1 of 2" in (tmp_path / "process.log").read_text()
+    assert "Drawing" not in capsys.readouterr().err
+
+
+def test_on_a_terminal_a_bar_takes_the_place_of_lines(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("cosmictagger.recording._SILENCE", -1)
+    list(progress(range(2), "Drawing"))
+    said = capsys.readouterr().err
+    assert "Drawing: 100%" in said
+    assert "1 of 2" not in said
 
 
 def test_tensorboard_scalars_and_pictures(tmp_path):

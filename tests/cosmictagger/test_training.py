@@ -18,6 +18,7 @@ from cosmictagger.backends.plain import PlainBackend
 from cosmictagger.modes import training
 from cosmictagger.modes.stopping import Stop, Stopped
 from cosmictagger.modes.training import Schedule
+from cosmictagger.results import report
 from helpers.cosmic_small import SIZE, column, event, record, write_events
 
 
@@ -65,6 +66,29 @@ def test_a_run_leaves_what_the_original_leaves(run):
     assert "-- CONFIG --" in log
     assert re.search(r"train Step 2 metrics: loss: .* \(Step\)\(s\)\)", log)
     assert re.search(r"except first two iterations: [\d.]+, throughput: [\d.]+", log)
+
+
+def test_a_page_is_written_at_every_checkpoint(run, monkeypatch):
+    pages = []
+    save = report.save
+
+    def kept(content, path):
+        pages.append(content)
+        return save(content, path)
+
+    monkeypatch.setattr(report, "save", kept)
+    _, out = run("run.iterations=5", "run.aux_iterations=2", "mode.checkpoint_iteration=2")
+    assert [page.settings["after step"] for page in pages] == [
+        "2, 0.571 epochs", "4, 1.14 epochs", "5, 1.43 epochs"
+    ]  # fmt: skip
+    assert [page.proof["training steps"] for page in pages] == [2, 4, 5]
+    steps = [page.curves["train"]["step"].tolist() for page in pages]
+    assert steps == [list(range(2)), list(range(4)), list(range(5))]
+    assert pages[-1].curves["test"]["step"].tolist() == [2, 4]
+    text = (out / "training.html").read_text()
+    assert text == report.page(pages[-1])
+    for said in ("7 to train on, 3 to validate on", "validation batches", "checkpoints/", "focal"):
+        assert said in text
 
 
 def check_proof(out, mode, target):
