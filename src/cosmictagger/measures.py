@@ -44,7 +44,7 @@ class Loss(nn.Module):
     def __init__(self, scheme: LossBalanceScheme | str | int):
         super().__init__()
         self.scheme = member(LossBalanceScheme, scheme, "mode.optimizer.loss_balance_scheme")
-        self._weights = _SCHEMES[self.scheme]
+        self._weights = _SCHEMES.get(self.scheme)
 
     def forward(self, logits: Sequence[Tensor], label: Tensor) -> Tensor:
         """Return the loss of a batch: a float32 scalar for logits of any type.
@@ -58,7 +58,7 @@ class Loss(nn.Module):
 
     def _of_plane(self, scores: Tensor, label: Tensor) -> Tensor:
         entropy = functional.cross_entropy(scores.float(), label, reduction="none")
-        if self.scheme is LossBalanceScheme.none:
+        if self._weights is None:
             return entropy.mean()
         weights = self._weights(entropy.detach(), label)
         # Where every pixel is certainly right, focal weights are all zero: no loss, not 0 / 0.
@@ -68,10 +68,6 @@ class Loss(nn.Module):
     def extra_repr(self) -> str:
         """Return the name of the weighting scheme, for the module's repr."""
         return self.scheme.name
-
-
-def _equal(entropy: Tensor, label: Tensor) -> Tensor:
-    return torch.ones_like(entropy)
 
 
 def _light(entropy: Tensor, label: Tensor) -> Tensor:
@@ -96,7 +92,6 @@ def _by_class(label: Tensor, weights: Sequence[Tensor]) -> Tensor:
 
 
 _SCHEMES: Mapping[LossBalanceScheme, Weights] = {
-    LossBalanceScheme.none: _equal,
     LossBalanceScheme.light: _light,
     LossBalanceScheme.even: _even,
     LossBalanceScheme.focal: _focal,

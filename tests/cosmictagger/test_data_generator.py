@@ -214,7 +214,7 @@ def test_showers_keep_the_energy_and_grow_with_its_logarithm():
         start = physics.Flying(
             np.zeros((20, 3)), np.tile([0.0, 0.0, 1.0], (20, 1)), np.full(20, energy), np.arange(20)
         )
-        result = cascade(rng, start, physics.Flying.joined([]), inside)
+        result = cascade(rng, start, physics.NONE_FLYING, inside)
         per_shower = np.bincount(result.origin, result.amount, 20)
         recombined = float(physics.charge(np.ones(1), physics.ELECTRON_LOSS)[0])
         assert per_shower.mean() / recombined == pytest.approx(energy, rel=0.06)

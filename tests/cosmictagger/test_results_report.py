@@ -75,10 +75,8 @@ def content(tally, tmp_path=None, **others):
 
 
 def test_a_page_in_one_file_with_all_its_sections(tally, tmp_path):
-    path = report.save(
-        content(tally, tmp_path, files={"predictions.h5": "Scores."}), tmp_path / "r"
-    )
-    page = Page(path.read_text(encoding="utf-8"))
+    shown = content(tally, tmp_path, files={"predictions.h5": "Scores."})
+    page = Page(report.page(shown))
     assert page.headings == [
         "A <pass> & more",
         "Where it ran",

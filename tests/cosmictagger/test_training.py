@@ -69,24 +69,18 @@ def test_a_run_leaves_what_the_original_leaves(run):
 
 
 def test_a_page_is_written_at_every_checkpoint(run, monkeypatch):
-    pages = []
-    save = report.save
-
-    def kept(content, path):
-        pages.append(content)
-        return save(content, path)
-
-    monkeypatch.setattr(report, "save", kept)
+    pages, made = [], report.page
+    monkeypatch.setattr(report, "page", lambda content: made(pages.append(content) or content))
     _, out = run("run.iterations=5", "run.aux_iterations=2", "mode.checkpoint_iteration=2")
     assert [page.settings["after step"] for page in pages] == [
         "2, 0.571 epochs", "4, 1.14 epochs", "5, 1.43 epochs"
     ]  # fmt: skip
-    assert [page.proof["training steps"] for page in pages] == [2, 4, 5]
+    assert [page.proof["training_steps"] for page in pages] == [2, 4, 5]
     steps = [page.curves["train"]["step"].tolist() for page in pages]
     assert steps == [list(range(2)), list(range(4)), list(range(5))]
     assert pages[-1].curves["test"]["step"].tolist() == [2, 4]
     text = (out / "training.html").read_text()
-    assert text == report.page(pages[-1])
+    assert text == made(pages[-1])
     for said in ("7 to train on, 3 to validate on", "validation batches", "checkpoints/", "focal"):
         assert said in text
 

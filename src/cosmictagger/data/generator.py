@@ -460,10 +460,9 @@ def _followed(rng: np.random.Generator, primaries: Sequence[Primary]) -> physics
             energy = 52.8 * rng.beta(3.0, 1.4)
             electrons.append(_flying(track.end, physics.unit(rng.normal(0, 1, 3)), energy, origin))
         photons += _hard_photon(rng, primary, track, origin)
-    showers = cascade(
-        rng, physics.Flying.joined(electrons), physics.Flying.joined(photons), _INSIDE
-    )
-    return physics.Deposits.joined([*deposits, showers])
+    none = physics.NONE_FLYING
+    flying = physics.joined(none, electrons), physics.joined(none, photons)
+    return physics.joined(physics.NO_DEPOSITS, [*deposits, cascade(rng, *flying, _INSIDE)])
 
 
 def _heavy(rng: np.random.Generator, primary: Primary, origin: int) -> Track:

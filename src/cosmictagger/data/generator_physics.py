@@ -9,7 +9,8 @@ tracks and showers have the look, the sizes and the charges of real ones.
 """
 
 import functools
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -100,15 +101,6 @@ class Deposits(NamedTuple):
     amount: Array
     origin: npt.NDArray[np.int64]
 
-    @classmethod
-    def joined(cls, parts: "list[Deposits]") -> "Deposits":
-        """Concatenate lists of charge deposits."""
-        return cls(
-            np.concatenate([np.zeros((0, 3)), *(part.position for part in parts)]),
-            np.concatenate([np.zeros(0), *(part.amount for part in parts)]),
-            np.concatenate([np.zeros(0, np.int64), *(part.origin for part in parts)]),
-        )
-
 
 class Flying(NamedTuple):
     """Untracked electrons or photons: position [n, 3], direction [n, 3], energy [n], origin [n]."""
@@ -119,20 +111,18 @@ class Flying(NamedTuple):
     origin: npt.NDArray[np.int64]
 
     def chosen(self, which: npt.NDArray) -> "Flying":
-        """Select electrons or photons by a mask."""
-        return Flying(
-            self.position[which], self.direction[which], self.energy[which], self.origin[which]
-        )
+        """Return the particles that a mask selects."""
+        return self._make(column[which] for column in self)
 
-    @classmethod
-    def joined(cls, parts: "list[Flying]") -> "Flying":
-        """Concatenate lists of electrons or photons."""
-        return cls(
-            np.concatenate([np.zeros((0, 3)), *(part.position for part in parts)]),
-            np.concatenate([np.zeros((0, 3)), *(part.direction for part in parts)]),
-            np.concatenate([np.zeros(0), *(part.energy for part in parts)]),
-            np.concatenate([np.zeros(0, np.int64), *(part.origin for part in parts)]),
-        )
+
+NO_DEPOSITS = Deposits(np.zeros((0, 3)), np.zeros(0), np.zeros(0, np.int64))
+NONE_FLYING = Flying(np.zeros((0, 3)), np.zeros((0, 3)), np.zeros(0), np.zeros(0, np.int64))
+_Columns = TypeVar("_Columns", Deposits, Flying)
+
+
+def joined(empty: _Columns, parts: Sequence[_Columns]) -> _Columns:
+    """Concatenate all parts, of which there may be none, column by column."""
+    return empty._make(map(np.concatenate, zip(empty, *parts, strict=True)))
 
 
 def unit(vectors: Array) -> Array:
@@ -257,7 +247,7 @@ def cascade(
         inside: [2, 3] corners of the volume; what leaves it is not followed.
     """
     step = 0.3
-    alive = Flying.joined([electrons, _converted(rng, photons, inside)])
+    alive = joined(NONE_FLYING, [electrons, _converted(rng, photons, inside)])
     deposits = []
     while len(alive.energy):
         energy_loss = ELECTRON_LOSS * step * rng.gamma(12.0, 1 / 12.0, len(alive.energy))
@@ -272,8 +262,8 @@ def cascade(
         keep = (energy > 0.2) & ((position > inside[0]) & (position < inside[1])).all(axis=1)
         alive = Flying(position, heading, energy, alive.origin).chosen(keep)
         if len(emitted.energy):
-            alive = Flying.joined([alive, _converted(rng, emitted, inside)])
-    return Deposits.joined(deposits)
+            alive = joined(NONE_FLYING, [alive, _converted(rng, emitted, inside)])
+    return joined(NO_DEPOSITS, deposits)
 
 
 def _radiated(
@@ -314,11 +304,7 @@ def _converted(rng: np.random.Generator, photons: Flying, inside: Array) -> Flyi
         first = Flying(position, heading, electron_energy * share, photons.origin)
         second = Flying(position, heading, electron_energy * (1 - share), photons.origin)
         electrons += [first.chosen(within), second.chosen(within & pair)]
-        left = Flying(
-            position,
-            tilted(rng, photons.direction, spread),
-            energy - electron_energy,
-            photons.origin,
-        )
+        scattered = tilted(rng, photons.direction, spread)
+        left = Flying(position, scattered, energy - electron_energy, photons.origin)
         photons = left.chosen(within & ~pair & (left.energy > 0.3))
-    return Flying.joined(electrons)
+    return joined(NONE_FLYING, electrons)

@@ -52,31 +52,25 @@ META = np.dtype(
 POINT = np.dtype([("x", "<f8"), ("y", "<f8"), ("z", "<f8"), ("t", "<f8")])
 PARTICLE = _padded(
     [
-        ("id", "<u2"),
-        ("mcst_index", "<u2"),
-        ("mct_index", "<u2"),
-        ("shape", "<i4"),
-        ("current_type", "<i2"),
-        ("interaction_type", "<i2"),
-        ("trackid", "<u4"),
-        ("pdg", "<i4"),
-        ("px", "<f8"),
-        ("py", "<f8"),
-        ("pz", "<f8"),
-        ("vtx", POINT),
-        ("end_pt", POINT),
-        ("first_step", POINT),
-        ("last_step", POINT),
-        ("dist_travel", "<f8"),
-        ("energy_init", "<f8"),
-        ("energy_deposit", "<f8"),
-        ("process", "S64"),
-        ("parent_trackid", "<u4"),
-        ("parent_pdg", "<i4"),
-        ("parent_vtx", POINT),
-        ("ancestor_trackid", "<u4"),
-        ("ancestor_pdg", "<i4"),
-        ("ancestor_vtx", POINT),
+        (name, kind)
+        for names, kind in (
+            ("id mcst_index mct_index", "<u2"),
+            ("shape", "<i4"),
+            ("current_type interaction_type", "<i2"),
+            ("trackid", "<u4"),
+            ("pdg", "<i4"),
+            ("px py pz", "<f8"),
+            ("vtx end_pt first_step last_step", POINT),
+            ("dist_travel energy_init energy_deposit", "<f8"),
+            ("process", "S64"),
+            ("parent_trackid", "<u4"),
+            ("parent_pdg", "<i4"),
+            ("parent_vtx", POINT),
+            ("ancestor_trackid", "<u4"),
+            ("ancestor_pdg", "<i4"),
+            ("ancestor_vtx", POINT),
+        )
+        for name in names.split()
     ]
 )
 
@@ -358,12 +352,8 @@ class EventWriter:
         particles: bool,
     ) -> None:
         self.size = size
-        self._path, self._file, self._descriptor, self._producers = (
-            path,
-            file,
-            descriptor,
-            producers,
-        )
+        self._path, self._producers = path, producers
+        self._file, self._descriptor = file, descriptor
         self._meta = np.zeros(PLANES, META)
         self._meta["valid"] = 1
         self._meta["projection_id"] = np.arange(PLANES)
@@ -486,14 +476,12 @@ def _reserve(descriptor: int, size: int) -> None:
 
 
 def _tables(producers: Sequence[str], particles: bool) -> dict[str, np.dtype]:
-    """Return the record type of each table of a larcv3 file."""
-    tables = {EVENT_IDS: EVENT_ID}
-    for group in map(sparse_group, producers):
-        tables[f"{group}/extents"] = EXTENT
-        tables[f"{group}/voxel_extents"] = PLANE_EXTENT
-        tables[f"{group}/image_meta"] = META
-        tables[f"{group}/voxels"] = VOXEL
+    """Return the record type of each table of a file."""
+    sparse = {"extents": EXTENT, "voxel_extents": PLANE_EXTENT, "image_meta": META, "voxels": VOXEL}
+    groups = dict.fromkeys(map(sparse_group, producers), sparse)
     if particles:
-        tables[f"{particle_group()}/extents"] = EXTENT
-        tables[f"{particle_group()}/particles"] = PARTICLE
-    return tables
+        groups[particle_group()] = {"extents": EXTENT, "particles": PARTICLE}
+    tables = {
+        f"{group}/{name}": kind for group, kinds in groups.items() for name, kind in kinds.items()
+    }
+    return {EVENT_IDS: EVENT_ID, **tables}

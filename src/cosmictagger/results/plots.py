@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,8 @@ def draw_display(event: EventRecord) -> Figure:
     top = float(np.percentile(charge, 98)) if len(charge) else 1.0
     for index, (row, view) in enumerate(zip(axes, views, strict=True)):
         _draw_plane(row, view, event, index, top)
-    for panel, name in zip(axes[0], _columns(event), strict=True):
+    first = "Truth" if event.has_label else "Charge"
+    for panel, name in zip(axes[0], (first, "Prediction", "Neutrino score"), strict=True):
         panel.set_title(name, fontsize=13, fontweight="bold", loc="left")
     for panel in axes[-1]:
         panel.set_xlabel("wire [pixel]", fontsize=10)
@@ -89,10 +90,6 @@ def _draw_plane(row: Any, view: PlaneView, event: EventRecord, index: int, top: 
     if view.label is not None:
         count = int((view.label == NEUTRINO).sum())
         _note(row[0], f"{count:,} neutrino pixels".replace(",", "\u202f"))
-
-
-def _columns(event: EventRecord) -> tuple[str, str, str]:
-    return ("Truth" if event.has_label else "Charge", "Prediction", "Neutrino score")
 
 
 def _title(event: EventRecord) -> str:
@@ -246,10 +243,8 @@ def _legend(figure: Figure, event: EventRecord, top: float) -> None:
         bar = figure.colorbar(colours, cax=figure.add_axes(place), ticks=ticks, format="%g")
         bar.set_label(name, fontsize=10)
         bar.ax.tick_params(labelsize=9)
-    patches: list[Any] = [
-        Patch(color=colour, label="background (charge without a class)" if not index else name)
-        for index, (name, colour) in enumerate(zip(CLASS_NAMES, CLASS_COLORS, strict=True))
-    ]
+    names = ("background (charge without a class)", *CLASS_NAMES[1:])
+    patches: list[Any] = [Patch(color=c, label=n) for n, c in zip(names, CLASS_COLORS, strict=True)]
     patches.append(Rectangle((0, 0), 1, 1, fill=False, edgecolor="#333333", label="magnified"))
     factor = 2**event.downsample
     cell = "each drawn as it is" if factor == 1 else f"run in cells of {factor} x {factor}"
@@ -266,23 +261,15 @@ def _legend(figure: Figure, event: EventRecord, top: float) -> None:
 
 Curves = Mapping[str, NDArray[np.float64]]
 
-_PANELS = (
-    ("loss", {"loss": "loss"}),
-    (
-        "intersection over union",
-        {
-            "Average/mIoU": "mIoU",
-            "Average/Cosmic_IoU": "cosmic",
-            "Average/Neutrino_IoU": "neutrino",
-        },
-    ),
-    ("learning rate", {"learning_rate": "learning rate"}),
-)
-_COLORS = {
-    "Average/mIoU": "#000000",
-    "Average/Cosmic_IoU": "#0072B2",
-    "Average/Neutrino_IoU": "#D55E00",
+_LINES = {
+    "loss": ("loss", "#0072B2"),
+    "Average/mIoU": ("mIoU", "#000000"),
+    "Average/Cosmic_IoU": ("cosmic", CLASS_COLORS[1]),
+    "Average/Neutrino_IoU": ("neutrino", CLASS_COLORS[2]),
+    "learning_rate": ("", "#0072B2"),
 }
+_PANELS = {"loss": ["loss"], "intersection over union": [key for key in _LINES if "IoU" in key]}
+_PANELS["learning rate"] = ["learning_rate"]
 _SMOOTHING = 0.05  # of the steps: the width of the running mean
 
 
@@ -314,7 +301,7 @@ def draw_curves(runs: Mapping[str, Curves]) -> Figure | None:
     """Draw loss, IoU and learning rate against the step; None without data."""
     panels = [
         (title, names)
-        for title, names in _PANELS
+        for title, names in _PANELS.items()
         if any(key in curves for curves in runs.values() for key in names)
     ]
     if not panels:
@@ -337,11 +324,9 @@ def save_curves(runs: Mapping[str, Curves], path: Path) -> Path | None:
     return path
 
 
-def _draw_panel(
-    axes: Axes, title: str, names: Mapping[str, str], runs: Mapping[str, Curves]
-) -> None:
-    for key, label in names.items():
-        color = _COLORS.get(key, "#0072B2")
+def _draw_panel(axes: Axes, title: str, names: Sequence[str], runs: Mapping[str, Curves]) -> None:
+    for key in names:
+        label, color = _LINES[key]
         if (train := runs.get("train", {})) and key in train:
             exact = key == "learning_rate"
             width, alpha = (1.6, 1) if exact else (0.7, 0.25)

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from abele.report.page import document
 from abele.report.page.markup import Html, facts, html, section, table, tag
-from abele.storage.atomic import write_text
 from cosmictagger.measures import CHARGE_NAMES, NAMES, PLANES
 from cosmictagger.results.plots import CLASS_NAMES, PLANE_NAMES, Curves
-from cosmictagger.results.tally import Mean, Row, Tally, mean_of
+from cosmictagger.results.tally import Mean, Row, Tally, mean_of, rank
 
 _STYLE = """
 img { display: block; width: 100%; height: auto; background: #ffffff; }
@@ -74,23 +73,18 @@ class Content:
     title: str
     proof: Mapping[str, object]
     settings: Mapping[str, object]
-    tally: Tally | None
+    tally: Tally | None = None
     displays: Sequence[tuple[Row, Path]] = ()
     curves: Mapping[str, Curves] = field(default_factory=dict)
     picture: Path | None = None
     files: Mapping[str, str] = field(default_factory=dict)
 
 
-def save(content: Content, path: Path) -> Path:
-    """Write the HTML report of an inference pass atomically."""
-    write_text(path, page(content))
-    return path
-
-
 def page(content: Content) -> str:
     """Return the page as HTML; pictures are inside, and every text from elsewhere is escaped."""
-    known = [(name, _plain(value)) for name, value in {**content.proof, **content.settings}.items()]
-    sections = [section("Where it ran", facts(known), name="proof")]
+    known = {**content.proof, **content.settings}.items()
+    rows = [(name.replace("_", " "), _plain(value)) for name, value in known]
+    sections = [section("Where it ran", facts(rows), name="proof")]
     lead = "Training and validation so far, up to the last checkpoint."
     if content.tally is not None:
         lead = _summary(content.tally)
@@ -197,7 +191,7 @@ def _confusion(tally: Tally) -> Html:
 def _events(tally: Tally, displays: Sequence[tuple[Row, Path]]) -> list[Html]:
     parts = []
     if any("Average/mIoU" in row.metrics for row in tally.rows):
-        ranked = sorted(tally.rows, key=_rank)
+        ranked = sorted(tally.rows, key=rank)
         if len(ranked) > _MOST_ROWS:
             parts.append(tag("p", f"The {_MOST_ROWS} events with the lowest mean IoU."))
         parts.append(_event_table(ranked[:_MOST_ROWS]))
@@ -232,11 +226,6 @@ def _file(name: str) -> Html:
     """Format a file name for the report; a link if the file is a page."""
     text = tag("code", name)
     return tag("a", text, href=name) if name.endswith(".html") else text
-
-
-def _rank(row: Row) -> float:
-    value = row.metrics.get("Average/mIoU", math.nan)
-    return math.inf if math.isnan(value) else value
 
 
 def _plain(value: object) -> Html:

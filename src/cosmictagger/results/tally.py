@@ -224,13 +224,13 @@ class Candidates:
         self._events.append(event)
         if len(self._events) > self.most:
             # Neither among the worst half nor among the best: it cannot become either any more.
-            self._events.sort(key=_rank)
+            self._events.sort(key=rank)
             del self._events[self.most // 2]
 
     def events(self) -> list[EventRecord]:
         """Return the events to draw, worst to best; in file order if all are drawn."""
         chosen = sorted(self._events, key=lambda event: event.entry)
-        return sorted(chosen, key=_rank) if self.seen > self.most else chosen
+        return sorted(chosen, key=rank) if self.seen > self.most else chosen
 
 
 def joined_candidates(parts: Sequence[Candidates]) -> Candidates:
@@ -250,5 +250,6 @@ def joined_candidates(parts: Sequence[Candidates]) -> Candidates:
     return result
 
 
-def _rank(event: EventRecord) -> float:
+def rank(event: EventRecord | Row) -> float:
+    """Return the mean IoU, by which events are ordered; those without one come last."""
     return event.metrics.get("Average/mIoU", np.inf)

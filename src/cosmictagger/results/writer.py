@@ -68,7 +68,7 @@ def write_files(
     by_entry = {row.entry: row for row in tally.rows}
     displays = [(by_entry[entry], path) for entry, path in pictures.items()]
     title = "CosmicTagger: report of an inference pass"
-    return _save(folder / REPORT, title, proof, settings, tally, displays)
+    return _save(report.Content(title, proof, settings, tally, displays), folder / REPORT)
 
 
 def write_training(training: Training) -> Path:
@@ -84,35 +84,19 @@ def write_training(training: Training) -> Path:
         "loss": optimizer.loss_balance_scheme.name,
         "optimizer": f"{optimizer.name.name}, learning rate {optimizer.learning_rate:g}",
     }
-    title = f"CosmicTagger: training of {config.run.id}"
-    return _save(training.launch.folder / TRAINING, title, proof, settings)
+    content = report.Content(f"CosmicTagger: training of {config.run.id}", proof, settings)
+    return _save(content, training.launch.folder / TRAINING)
 
 
-def _save(
-    path: Path,
-    title: str,
-    proof: Mapping[str, object],
-    settings: Mapping[str, object],
-    tally: Tally | None = None,
-    displays: Sequence[tuple[Row, Path]] = (),
-) -> Path:
-    """Draw the curves of a run's folder, and write a page with them."""
+def _save(content: report.Content, path: Path) -> Path:
+    """Write a page, with the curves of its folder and the names of the files there."""
     folder, curves = path.parent, plots.read_curves(path.parent)
-    content = report.Content(
-        title=title,
-        proof={name.replace("_", " "): value for name, value in proof.items()},
-        settings=settings,
-        tally=tally,
-        displays=displays,
-        curves=curves,
-        picture=plots.save_curves(curves, folder / "curves.png"),
-        files={
-            name: text
-            for name, text in _FILES.items()
-            if (folder / name).exists() and name != path.name
-        },
-    )
-    return report.save(content, path)
+    picture = plots.save_curves(curves, folder / "curves.png")
+    files = {name: text for name, text in _FILES.items() if (folder / name).exists()}
+    files.pop(path.name, None)
+    content = dataclasses.replace(content, curves=curves, picture=picture, files=files)
+    atomic.write_text(path, report.page(content))
+    return path
 
 
 def _draw(folder: Path, events: Sequence[EventRecord]) -> dict[int, Path]:
