@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from abele.storage import atomic
 from cosmictagger import measures
+from cosmictagger.backends import Proof
 from cosmictagger.data.larcv import EventWriter
-from cosmictagger.data.loader import Batch
+from cosmictagger.data.loader import Batch, BatchStream
+from cosmictagger.launch import Launch
 from cosmictagger.measures import CLASSES, PLANES
 from cosmictagger.recording import progress
 from cosmictagger.results import plots, report
@@ -26,10 +27,7 @@ from cosmictagger.results.predictions import (
 )
 from cosmictagger.results.tally import Candidates, EventRecord, Row, Tally, as_csv, sparse_plane
 
-if TYPE_CHECKING:
-    from cosmictagger.modes.training import Training
-
-__all__ = ["Collector", "join_predictions", "predictions_writer", "write_files"]
+__all__ = ["Collector", "join_predictions", "predictions_writer", "write_files", "write_training"]
 
 REPORT, TRAINING = "report.html", "training.html"
 _FILES = {
@@ -71,21 +69,23 @@ def write_files(
     return _save(report.Content(title, proof, settings, tally, displays), folder / REPORT)
 
 
-def write_training(training: Training) -> Path:
-    """Write curves and page of a training as they are at a checkpoint; return the page."""
-    config, events, aux = training.config, training.events, training.aux
-    optimizer, proof = config.mode.optimizer, dataclasses.asdict(training.backend.proof())
+def write_training(
+    launch: Launch, proof: Proof, step: int, events: BatchStream, aux: BatchStream | None
+) -> Path:
+    """Write curves and page of a training as they are after a step; return the page."""
+    config, optimizer = launch.config, launch.config.mode.optimizer
     settings = {
         "run": config.run.id,
         "network": config.network.name,
-        "after step": f"{training.step}, {training.schedule.epoch(training.step):.3g} epochs",
+        "after step": step,
         "events": f"{events.events} to train on, {aux.events if aux else 'none'} to validate on",
-        "images of a step": training.images,
+        "images of a step": events.step_size,
         "loss": optimizer.loss_balance_scheme.name,
         "optimizer": f"{optimizer.name.name}, learning rate {optimizer.learning_rate:g}",
     }
-    content = report.Content(f"CosmicTagger: training of {config.run.id}", proof, settings)
-    return _save(content, training.launch.folder / TRAINING)
+    title = f"CosmicTagger: training of {config.run.id}"
+    content = report.Content(title, dataclasses.asdict(proof), settings)
+    return _save(content, launch.folder / TRAINING)
 
 
 def _save(content: report.Content, path: Path) -> Path:
