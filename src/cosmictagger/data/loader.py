@@ -65,7 +65,8 @@ def densify(
     for pixels, target in zip(planes, out.reshape(PLANES, -1), strict=True):
         cells = _cells(pixels.ids, size, downsample)
         if label:
-            _largest(target, cells, pixels.values)
+            for value in (1, 2):
+                target[cells[pixels.values == value]] = value
         else:
             _mean(target, cells, pixels.values, downsample)
             if log:
@@ -99,13 +100,6 @@ def _mean(
     sums.index_add_(0, torch.from_numpy(cells), torch.from_numpy(values))
     # Powers of two: the division is exact, and each cell that was hit is divided once.
     target[cells] = target[cells] * np.float32(0.25**downsample)
-
-
-def _largest(
-    target: npt.NDArray[np.int64], cells: npt.NDArray[np.int64], values: npt.NDArray[np.float32]
-) -> None:
-    for value in (1, 2):
-        target[cells[values == value]] = value
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ SCORE_MAP = LinearSegmentedColormap.from_list(
 )
 # Fixed: finding a layout that fits would take as long as the drawing.
 _GRID = {"left": 0.07, "right": 0.925, "bottom": 0.1, "top": 0.93, "wspace": 0.05, "hspace": 0.12}
+_NOTE = {"loc": "right", "fontsize": 9, "color": "#444444", "pad": 3}
 _BARS = (0.945, 0.54, 0.012, 0.36), (0.945, 0.12, 0.012, 0.36)
 _DEPTHS = LinearSegmentedColormap.from_list("depth", ["#b8b8b8", "#303030"])
 _TICKS = (0, 0.2, 0.5, *(digit * 10**power for power in range(5) for digit in (1, 2, 5)))
@@ -86,10 +87,10 @@ def _draw_plane(row: Any, view: PlaneView, event: EventRecord, index: int, top: 
     style = {"rotation": 90, "ha": "center", "va": "center", "fontsize": 13, "weight": "bold"}
     row[0].text(-0.19, 0.5, PLANE_NAMES[index], transform=row[0].transAxes, **style)
     ious = _scores(event, f"plane{index}", {"Cosmic_IoU": "cosmic", "Neutrino_IoU": "neutrino"})
-    _note(row[1], "IoU: " + ", ".join(ious) if ious else "")
+    row[1].set_title("IoU: " + ", ".join(ious) if ious else "", **_NOTE)
     if view.label is not None:
         count = int((view.label == NEUTRINO).sum())
-        _note(row[0], f"{count:,} neutrino pixels".replace(",", "\u202f"))
+        row[0].set_title(f"{count:,} neutrino pixels".replace(",", "\u202f"), **_NOTE)
 
 
 def _title(event: EventRecord) -> str:
@@ -102,10 +103,6 @@ def _title(event: EventRecord) -> str:
 def _scores(event: EventRecord, place: str, names: Mapping[str, str]) -> list[str]:
     keys = {f"{place}/{key}": name for key, name in names.items()}
     return [f"{n} {event.metrics[key]:.3f}" for key, n in keys.items() if key in event.metrics]
-
-
-def _note(panel: Axes, text: str) -> None:
-    panel.set_title(text, loc="right", fontsize=9, color="#444444", pad=3)
 
 
 def _colour(classes: NDArray, image: NDArray, top: float) -> NDArray[np.float32]:

@@ -32,8 +32,7 @@ _TARGETS = {
     **{name: (name.replace("_", " ").capitalize(), None) for name in CHARGE_NAMES[len(NAMES) :]},
 }
 _MOST_ROWS = 20
-_KINDS = {"train": "training", "test": "validation"}
-_LATEST = 0.1  # of a training's steps, those that its latest numbers are of
+_LATEST = 0.9  # of a training's steps are over where its latest numbers begin
 _ERROR = "± is the standard error of the mean: the standard deviation divided by √(their number)."
 _METRICS = f"""
 Each metric is the mean over planes, then over the events where it is defined. {_ERROR} An IoU of a
@@ -49,6 +48,7 @@ scheme, focal, the loss shows whether training diverges, not how good the networ
 becomes the mean of the hard ones, and can rise while the neutrino IoU triples. Judge a training by
 the IoU of its validation.
 """
+_RECENT = f"Means over the batches of the last tenth of the steps. {_ERROR}"
 _CONFUSION = """
 Shares of the pixels with charge of each true class, of all planes and events together; the diagonal
 is the efficiency. Purity is the share of the pixels taken for a class that are truly of it.
@@ -121,21 +121,19 @@ def _training(content: Content) -> list[Html]:
     names = {"loss": "Loss"} | {f"Average/{key}": _TARGETS[key][0] for key in NAMES}
     latest: dict[str, Curves] = {}
     for kind, curves in content.curves.items():
-        recent = curves["step"] >= (1 - _LATEST) * curves["step"][-1]
-        latest[kind] = {key: values[recent] for key, values in curves.items()}
-    heads = ["metric", *(f"{_KINDS[kind]} batches" for kind in latest)]
+        recent = curves["step"] >= _LATEST * curves["step"][-1]
+        name = {"train": "training batches", "test": "validation batches"}[kind]
+        latest[name] = {key: values[recent] for key, values in curves.items()}
     rows = [
-        [name, *(_with_error(mean_of(latest[kind].get(key, ())), key != "loss") for kind in latest)]
+        [name, *(_with_error(mean_of(c.get(key, ())), key != "loss") for c in latest.values())]
         for key, name in names.items()
     ]
     assert content.picture is not None
     return [
         _picture(content.picture, "Loss, IoU and learning rate by training step"),
         tag("p", _LOSS),
-        table(heads, rows, (1, 2)),
-        tag(
-            "p", f"Means over the batches of the last {100 * _LATEST:.0f} % of the steps. {_ERROR}"
-        ),
+        table(["metric", *latest], rows, (1, 2)),
+        tag("p", _RECENT),
     ]
 
 

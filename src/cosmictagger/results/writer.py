@@ -154,13 +154,6 @@ class Collector:
                     sparse_plane(plane, classes, each.prediction, each.neutrino)
                     for plane, classes, each in zip(image, truth, scores, strict=True)
                 )
-                self.candidates.add(
-                    EventRecord(
-                        row.entry,
-                        row.event_id,
-                        image.shape[1:],
-                        self._downsample,
-                        row.metrics,
-                        planes,
-                    )
-                )
+                size, known = image.shape[1:], (row.entry, row.event_id)
+                record = EventRecord(*known, size, self._downsample, row.metrics, planes)
+                self.candidates.add(record)
