@@ -31,8 +31,8 @@ neutrino. The device is an option; network, loss and loop are the same on all of
 The network of these runs is small: it learns faster with mode.optimizer.learning_rate=0.003.
 
 Everything goes to output_dir, which is output/torch/NETWORK/RUN_ID/ unless it is given:
-process.log, train_metrics.csv, TensorBoard files, checkpoints/, and run.json, which proves where
-steps ran.
+process.log, pages with curves and metrics (training.html, report.html of inference), tables,
+TensorBoard files, checkpoints/, and run.json, which proves where steps ran.
 Ctrl-C ends a run after its step with a checkpoint; a second one ends it at once.
 """
 _GROUPS = """\

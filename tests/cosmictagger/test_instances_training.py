@@ -58,8 +58,8 @@ def test_instances_with_replicas_train_one_network(share, run):
     assert of_run["instances"] == 2
     assert of_run["proof"]["backend"] == "poptorch, 2 instances with 2 replicas each"
     assert sorted(path.name for path in shared.iterdir()) == [
-        "checkpoints", "compute", "process.log", "profiles", "run.json", "test_metrics.csv",
-        "train_metrics.csv",
+        "checkpoints", "compute", "curves.png", "process.log", "profiles", "run.json",
+        "test_metrics.csv", "train_metrics.csv", "training.html",
     ]  # fmt: skip
     assert sorted(path.name for path in (shared / "profiles").iterdir()) == [
         "args.json", "profiling_info_rank_0.npy", "profiling_info_rank_1.npy",

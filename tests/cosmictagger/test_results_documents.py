@@ -84,30 +84,18 @@ def test_reading_predictions_back(tmp_path, monkeypatch, capsys):
     )
 
 
-def table_of_files():
-    """Names at the top of a run's folder, with the mode that leaves them, from the guide."""
-    part = PAGE.split("## Files of a run")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| (`[^|]*) \| ([^|]*) \|", part, re.M)
-    return {name: of for names, of in rows for name in re.findall(r"`([^`]+)`", names)}
-
-
 @pytest.mark.parametrize("mode", ["CPU", "IPU", "RDU"])
 def test_the_table_of_files_is_what_runs_leave(run, plane_net, quick_pictures, mode):
-    places = (f"run.compute_mode={mode}", "run.saver=True", "run.profile=True")
-    assert run("run.iterations=2", "run.aux_iterations=1", *places)[0] == 0
-    status, out = run("mode=inference", "run.iterations=1", *places)
-    assert status == 0
-    left = {path.name + "/" * path.is_dir() for path in out.iterdir()}
+    part = PAGE.split("## Files of a run")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`[^|]*) \| ([^|]*) \|", part, re.M)
+    listed = {name: of for names, of in rows for name in re.findall(r"`([^`]+)`", names)}
+    left = []
+    for more in (("run.iterations=2", "run.aux_iterations=1"), ("mode=inference",)):
+        chosen = (*more, f"run.compute_mode={mode}", "run.saver=True", "run.profile=True")
+        status, out = run(*chosen)
+        assert status == 0
+        left.append({path.name + "/" * path.is_dir() for path in out.iterdir()})
     foreign = {f"{other} mode" for other in ("IPU", "RDU") if other != mode}
-    assert left == {name for name, of in table_of_files().items() if of not in foreign}
-
-
-@pytest.mark.parametrize("mode", ["training", "inference"])
-def test_the_table_says_what_either_mode_leaves(run, plane_net, quick_pictures, mode):
-    chosen = ["run.iterations=1"]
-    if mode == "inference":
-        chosen += ["mode=inference", "mode.weights_location=random"]
-    _, out = run("run.saver=True", *chosen)
-    left = {path.name + "/" * path.is_dir() for path in out.iterdir()}
-    listed = table_of_files()
-    assert {name: listed[name] for name in left if listed[name] not in (mode, "both")} == {}
+    assert left[1] == {name for name, of in listed.items() if of not in foreign}
+    assert "inference" not in {listed[name] for name in left[0]}
+    assert "training" not in {listed[name] for name in left[1] - left[0]}

@@ -115,17 +115,6 @@ def test_without_labels_there_are_scores_and_the_first_events(tmp_path):
     assert not results.collector.confusion.any()
 
 
-def test_confusion_and_scores_come_from_the_same_logits(tmp_path):
-    events = batch((0, 1))
-    with writer(tmp_path) as results:
-        results.add(events)
-    predicted = torch.stack([plane.argmax(1) for plane in logits(events)], dim=1)
-    for true in range(3):
-        for guess in range(3):
-            count = int(((events.label == true) & (predicted == guess)).sum())
-            assert results.collector.confusion[:, true, guess].sum() == count
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_an_exception_leaves_nothing(tmp_path, error):
     events = batch((0,))
