@@ -341,12 +341,12 @@ def _draw_panel(axes: Axes, title: str, names: Sequence[str], runs: Mapping[str,
     if "learning_rate" in names:
         axes.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
     else:
-        axes.margins(y=0.18)
-        axes.set_ylim(bottom=0)
+        top = axes.dataLim.y1
+        axes.set_ylim(0, 1.18 * top if 0 < top < math.inf else 1)  # room for the legend
         handles, labels = axes.get_legend_handles_labels()
         if "test" in runs:
             handles.append(Line2D([], [], marker="o", linestyle="", mfc="white", mec="#5b6670"))
-            labels.append("points: test")
+            labels.append("points: validation")
         axes.legend(handles, labels, frameon=False, fontsize=9, ncols=2)
 
 

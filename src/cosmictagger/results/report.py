@@ -42,11 +42,10 @@ Targets are for all pixels, most of which are empty. Pixels with charge are thos
 the numbers over them follow from that file and the labels of the events.
 """
 _LOSS = """
-Lines are running means over training steps; points are single validation batches. With the default
-scheme, focal, the loss shows whether training diverges, not how good the network is: a pixel weighs
-(1 - p)² in it, p being the probability of its true class. As easy pixels lose their weight, it
-becomes the mean of the hard ones, and can rise while the neutrino IoU triples. Judge a training by
-the IoU of its validation.
+Lines are running means over training steps; points are single validation batches. The loss of the
+default scheme, focal, is a mean in which a pixel weighs (1 - p)², p being the probability of its
+true class: it shows whether training diverges, but can rise while the neutrino IoU triples, because
+easy pixels drop out of it and hard ones remain. Judge a training by the IoU of its validation.
 """
 _RECENT = f"Means over the batches of the last tenth of the steps. {_ERROR}"
 _CONFUSION = """
@@ -207,9 +206,9 @@ def _events(tally: Tally, displays: Sequence[tuple[Row, Path]]) -> list[Html]:
 
 
 def _event_table(rows: Sequence[Row]) -> Html:
-    names = ("mIoU", "Cosmic_IoU", "Neutrino_IoU", "Non_Bkg_Accuracy")
-    keys = {f"Average/{name}": _TARGETS[name][0] for name in names}
-    keys |= {f"charge/Average/{name}": _TARGETS[name][0] for name in CHARGE_NAMES[-2:]}
+    names = [f"Average/{name}" for name in ("mIoU", "Cosmic_IoU", "Neutrino_IoU")]
+    names += [f"charge/Average/{name}" for name in CHARGE_NAMES[-2:]]
+    keys = {name: _TARGETS[name.rpartition("/")[2]][0] for name in names}
     cells = []
     for row in rows:
         values = [_percent(row.metrics.get(key, math.nan)) for key in keys]
