@@ -83,6 +83,17 @@ def test_a_page_is_written_at_every_checkpoint(run, monkeypatch):
         assert said in text
 
 
+def test_a_table_that_was_changed_costs_the_page_and_not_the_run(run):
+    _, out = run("run.iterations=1")
+    (out / "train_metrics.csv").write_text("when,loss\nnoon,1\n")
+    page = (out / "training.html").read_bytes()
+    assert run("run.iterations=1")[0] == 0
+    assert (out / "training.html").read_bytes() == page
+    log = (out / "process.log").read_text()
+    assert re.search("WARNING - .*/training.html could not be written: ValueError.*noon", log)
+    assert record(out)["ended"] == "finished"
+
+
 def check_proof(out, mode, target):
     """Banner, log and record name the mode, its target and its program."""
     result = record(out)

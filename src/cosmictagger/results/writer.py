@@ -16,7 +16,7 @@ from cosmictagger.data.larcv import EventWriter
 from cosmictagger.data.loader import Batch, BatchStream
 from cosmictagger.launch import Launch
 from cosmictagger.measures import CLASSES, PLANES
-from cosmictagger.recording import progress
+from cosmictagger.recording import progress, warn_once
 from cosmictagger.results import plots, report
 from cosmictagger.results.predictions import (
     PREDICTIONS,
@@ -71,8 +71,11 @@ def write_files(
 
 def write_training(
     launch: Launch, proof: Proof, step: int, events: BatchStream, aux: BatchStream | None
-) -> Path:
-    """Write curves and page of a training as they are after a step; return the page."""
+) -> None:
+    """Write curves and page of a training as they are after a step.
+
+    What stops that, such as a table that somebody has changed, is a warning: training goes on.
+    """
     config, optimizer = launch.config, launch.config.mode.optimizer
     settings = {
         "run": config.run.id,
@@ -85,7 +88,10 @@ def write_training(
     }
     title = f"CosmicTagger: training of {config.run.id}"
     content = report.Content(title, dataclasses.asdict(proof), settings)
-    return _save(content, launch.folder / TRAINING)
+    try:
+        _save(content, launch.folder / TRAINING)
+    except (OSError, LookupError, ValueError) as problem:
+        warn_once(f"{launch.folder / TRAINING} could not be written: {problem!r}.")
 
 
 def _save(content: report.Content, path: Path) -> Path:
