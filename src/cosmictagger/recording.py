@@ -342,14 +342,11 @@ def split_line(split: Mapping[str, float]) -> str:
 def closing_lines(iterations: list[float], images: float) -> list[str]:
     """Return the throughput lines at the end of a run, as CosmicTagger's analysis parses them."""
     rates = throughput(iterations, images)
-    lines = [f"Total time to batch_process: {sum(iterations):.4f}"]
-    for name, words, times in _without_first(iterations):
-        if name in rates:
-            lines.append(
-                f"Total time to batch process {words}: {sum(times):.4f}, "
-                f"throughput: {rates[name]:.4f}"
-            )
-    return lines
+    return [f"Total time to batch_process: {sum(iterations):.4f}"] + [
+        f"Total time to batch process {words}: {sum(times):.4f}, throughput: {rates[name]:.4f}"
+        for name, words, times in _without_first(iterations)
+        if name in rates
+    ]
 
 
 class Bar:

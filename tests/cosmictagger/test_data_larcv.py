@@ -129,7 +129,7 @@ def test_a_copy_of_the_sample_has_its_layout(tmp_path):
         for producer in (IMAGE, LABEL)
         for table in ("extents", "voxel_extents", "image_meta", "voxels")
     ]
-    names += [f"{larcv.particle_group()}/{table}" for table in ("extents", "particles")]
+    names += [f"{larcv.PARTICLE_GROUP}/{table}" for table in ("extents", "particles")]
     with h5py.File(SAMPLE) as source, h5py.File(tmp_path / "copy.h5") as copy:
         for name in names:
             rows = copy[name][()]
@@ -328,7 +328,7 @@ def test_no_place_of_a_file_holds_something_that_is_not_told(path, name):
 
 
 def test_particles_may_lack_fields_and_be_unreadable(path):
-    place = larcv.particle_group()
+    place = larcv.PARTICLE_GROUP
     extents = np.zeros(4, larcv.EXTENT)
     extents["N"] = 1
     with h5py.File(path, "r+") as file:

@@ -489,6 +489,4 @@ def _hard_photon(
 def _flying(
     start: physics.Array, direction: physics.Array, energy: float, origin: int
 ) -> physics.Flying:
-    return physics.Flying(
-        np.array([start]), np.array([direction]), np.array([energy]), np.array([origin])
-    )
+    return physics.Flying._make(np.array([each]) for each in (start, direction, energy, origin))

@@ -22,6 +22,7 @@ CLASSES = ("background", "cosmic", "neutrino")
 
 EVENT_IDS = "Events/event_id"
 DATA = "Data"
+PARTICLE_GROUP = f"{DATA}/particle_{PARTICLES}_group"
 
 
 def _padded(columns: list[tuple[str, npt.DTypeLike]]) -> np.dtype:
@@ -90,11 +91,6 @@ class Plane(NamedTuple):
 def sparse_group(producer: str) -> str:
     """Return the path of the group that holds a producer's sparse images."""
     return f"{DATA}/sparse2d_{producer}_group"
-
-
-def particle_group() -> str:
-    """Return the path of the group that holds the true particles."""
-    return f"{DATA}/particle_{PARTICLES}_group"
 
 
 class _Tables(NamedTuple):
@@ -190,8 +186,7 @@ class EventFile:
             Records like ``PARTICLE``, maybe with fewer fields (energies and momenta in GeV,
             positions in cm, times in ns), or None if the file has no such table.
         """
-        group = particle_group()
-        if not self._has(group):
+        if not self._has(group := PARTICLE_GROUP):
             return None
         extents = self._rows(f"{group}/extents", EXTENT, slice(event, event + 1))
         with self._reading(f"{group}/particles"):
@@ -372,7 +367,7 @@ class EventWriter:
         for producer in self._producers:
             self._add_planes(sparse_group(producer), event.planes[producer])
         if event.particles is not None:
-            group = particle_group()
+            group = PARTICLE_GROUP
             self._add_extent(f"{group}/extents", f"{group}/particles", len(event.particles))
             self._add(f"{group}/particles", event.particles)
         if self._buffered_bytes > _BUFFER:
@@ -480,7 +475,7 @@ def _tables(producers: Sequence[str], particles: bool) -> dict[str, np.dtype]:
     sparse = {"extents": EXTENT, "voxel_extents": PLANE_EXTENT, "image_meta": META, "voxels": VOXEL}
     groups = dict.fromkeys(map(sparse_group, producers), sparse)
     if particles:
-        groups[particle_group()] = {"extents": EXTENT, "particles": PARTICLE}
+        groups[PARTICLE_GROUP] = {"extents": EXTENT, "particles": PARTICLE}
     tables = {
         f"{group}/{name}": kind for group, kinds in groups.items() for name, kind in kinds.items()
     }

@@ -63,7 +63,11 @@ def draw_display(event: EventRecord) -> Figure:
         panel.set_title(name, fontsize=13, fontweight="bold", loc="left")
     for panel in axes[-1]:
         panel.set_xlabel("wire [pixel]", fontsize=10)
-    figure.suptitle(_title(event), fontsize=15, fontweight="bold", y=0.985)
+    run, subrun, number = event.event_id
+    title = f"Run {run}, subrun {subrun}, event {number} (entry {event.entry})"
+    names = {"mIoU": "mIoU", "Cosmic_IoU": "cosmic IoU", "Neutrino_IoU": "neutrino IoU"}
+    title = "     ".join([title, *_scores(event, "Average", names)])
+    figure.suptitle(title, fontsize=15, fontweight="bold", y=0.985)
     _legend(figure, event, top)
     return figure
 
@@ -91,13 +95,6 @@ def _draw_plane(row: Any, view: PlaneView, event: EventRecord, index: int, top: 
     if view.label is not None:
         count = int((view.label == NEUTRINO).sum())
         row[0].set_title(f"{count:,} neutrino pixels".replace(",", "\u202f"), **_NOTE)
-
-
-def _title(event: EventRecord) -> str:
-    run, subrun, number = event.event_id
-    title = f"Run {run}, subrun {subrun}, event {number} (entry {event.entry})"
-    names = {"mIoU": "mIoU", "Cosmic_IoU": "cosmic IoU", "Neutrino_IoU": "neutrino IoU"}
-    return "     ".join([title, *_scores(event, "Average", names)])
 
 
 def _scores(event: EventRecord, place: str, names: Mapping[str, str]) -> list[str]:
