@@ -21,7 +21,7 @@ from abele.errors import SerializationError
 from abele.storage import atomic, state_file, values
 from abele.storage.checkpoint_folder import Checkpoint, CheckpointFolder
 from abele.storage.state_file import DamagedFileError
-from cosmictagger.errors import CheckpointError
+from cosmictagger.errors import CheckpointError, ConfigError
 
 INDEX = "checkpoint"
 _LATEST = "latest"
@@ -93,7 +93,7 @@ def locate(location: str | os.PathLike[str]) -> Path:
         if latest is not None:
             return latest
     reason = "has no checkpoint in it" if folder.is_dir() else "does not exist"
-    raise CheckpointError(
+    raise ConfigError(
         f"mode.weights_location={location} was asked for, but {path} {reason}. Name a folder with "
         "model-STEP.ckpt files, or one such file."
     )

@@ -32,8 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: without the program's name; default that of the process.
 
     Returns:
-        The exit status: 0, 1 after an error or where a package of the extra is missing, 128 + N
-        where signal N ended a run early.
+        The exit status: 0, 2 after a mistake in the command line, 1 after another error or where a
+        package of the extra is missing, 128 + N where signal N ended a run early.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     before = sys.argv
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CosmicTaggerError as error:
         if not error.is_told:
             print(f"cosmictagger: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ConfigError) else 1
     except ModuleNotFoundError as missing:
         return _not_installed(missing)
     except KeyboardInterrupt as error:

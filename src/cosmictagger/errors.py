@@ -15,15 +15,15 @@ class CosmicTaggerError(ValueError):
 
 
 class ConfigError(CosmicTaggerError):
-    """The configuration is invalid or contradictory."""
+    """The configuration is invalid or contradictory, or names a file that is not there."""
 
 
 class DataError(CosmicTaggerError):
-    """A file of events is missing, damaged or different from the configured file."""
+    """A file of events is damaged or different from the configured file."""
 
 
 class CheckpointError(CosmicTaggerError):
-    """A checkpoint is missing, damaged or of another network."""
+    """A checkpoint is damaged or of another network."""
 
 
 class BackendError(CosmicTaggerError):

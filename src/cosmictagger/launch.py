@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 
+from abele.compile.cache import ExecutableCache
 from abele.storage.files import exclusive_file
-from cosmictagger import __version__, backends, checkpoints, instances, models
+from cosmictagger import __version__, backends, checkpoints, instances, models, sources
 from cosmictagger.backends import Backend, Proof, Settings
 from cosmictagger.config.checks import dump, minibatch, plain, settle
 from cosmictagger.config.composing import Config
 from cosmictagger.config.keys import ComputeMode, DataFormat, ModeKind
-from cosmictagger.errors import CheckpointError, ConfigError, CosmicTaggerError
+from cosmictagger.errors import ConfigError, CosmicTaggerError
 from cosmictagger.instances import Instances
 from cosmictagger.measures import Loss
 from cosmictagger.recording import (
@@ -42,6 +43,7 @@ _TITLES = {
     ModeKind.iotest: "IO Test",
 }
 _RANDOM_WEIGHTS = "random"
+_EXECUTABLES_BYTES = 2 * 10**9
 
 
 @dataclasses.dataclass
@@ -65,6 +67,7 @@ class Launch:
     seed: int
     instances: Instances = dataclasses.field(default_factory=Instances)
     weights_said: dict[str, str] = dataclasses.field(default_factory=dict)
+    _last_state: object = ()
     _last_line: str = ""
 
     @property
@@ -102,19 +105,32 @@ class Launch:
                 channels_last=config.data.data_format is DataFormat.channels_last,
                 folder=str(self.folder),
                 profile=config.run.profile,
+                executables=self._executables(),
             ),
         )
         self.prove(backend)
         return backend
 
-    def prove(self, backend: Backend) -> Proof:
-        """Record the evidence of the device; log it if changed."""
+    def _executables(self) -> str | None:
+        """Return the folder of compiled programs, None for none; bound the size of the default."""
+        named = self.config.run.executable_cache or os.environ.get("POPTORCH_CACHE_DIR")
+        if named:
+            return None if named.lower() in ("false", "no", "0") else named
+        folder = sources.cache_folder() / "executables"
+        if self.instances.is_first:
+            ExecutableCache(folder).prune(_EXECUTABLES_BYTES)
+        return str(folder)
+
+    def prove(self, backend: Backend) -> None:
+        """Write to record and log where the backend runs, unless that is as in the last call."""
+        state, self._last_state = self._last_state, backend.what_runs()
+        if state == self._last_state:
+            return
         proof = backend.proof()
         if proof.line() != self._last_line:
             self._last_line = proof.line()
             logger.info(self._last_line)
         self.record.update({"proof": dataclasses.asdict(proof)})
-        return proof
 
     def prove_end(
         self, backend: Backend, when: str, values: dict[str, Any], proof: Proof | None = None
@@ -144,12 +160,32 @@ class Launch:
             content = self._read_weights() if self.instances.is_first else None
         return self.instances.tensors_from_first("the checkpoint", content)
 
+    def find_files(self) -> None:
+        """Find the events and weights that are asked for, before anything else is done or said."""
+        with self.instances.together("the files that are asked for"):
+            if self.instances.is_first:
+                sources.check(self.config)
+                self._weights_file()
+
+    def _weights_file(self) -> Path | None:
+        """Return the checkpoint to start from; None if there is none and none is needed."""
+        mode = self.config.mode
+        if mode.name is ModeKind.iotest or mode.weights_location == _RANDOM_WEIGHTS:
+            return None
+        if mode.weights_location:
+            return checkpoints.locate(mode.weights_location)
+        path = self.checkpoints.latest()
+        if path is None and mode.name is ModeKind.inference:
+            raise ConfigError(
+                f"mode={mode.name.name} needs trained weights, but there are none in "
+                f"{self.checkpoints.folder}. Train with this run.id first, name others with "
+                "mode.weights_location=FOLDER, or ask for untrained ones with "
+                "mode.weights_location=random."
+            )
+        return path
+
     def _read_weights(self) -> dict[str, Any] | None:
-        named = self.config.mode.weights_location
-        if named and named != _RANDOM_WEIGHTS:
-            path = checkpoints.locate(named)
-        else:
-            path = None if named else self.checkpoints.latest()
+        path = self._weights_file()
         if path is None:
             return None
         content = checkpoints.load(path)
@@ -166,13 +202,6 @@ class Launch:
             step = content.get("global_step")
             self.weights_said["weights"] = f"after step {step}, from {content['path']}"
             logger.info(f"Weights {self.weights_said['weights']}.")
-        elif self.config.mode.weights_location != _RANDOM_WEIGHTS:
-            raise CheckpointError(
-                f"mode={self.config.mode.name.name} needs trained weights, but there are none in "
-                f"{self.checkpoints.folder}. Train with this run.id first, name others with "
-                "mode.weights_location=FOLDER, or ask for untrained ones with "
-                "mode.weights_location=random."
-            )
         else:
             self.weights_said["weights"] = "random: nothing has been trained"
             warn_once(f"Weights are {self.weights_said['weights']}.")
@@ -198,11 +227,13 @@ def launched(config: Config) -> Iterator[Launch]:
             stack.enter_context(logging_to(folder, instances.index))
         seeds = stack.enter_context(_seeded(config, instances))
         with instances.together("the output folder"), _writable(folder):
-            _say_what_runs(config, notes, instances.count)
             record_folder = folder if instances.is_first else None
             record = RunRecord(record_folder, _first(config, seeds, instances.count))
         stack.enter_context(_ending(record))
-        yield Launch(config, folder, record, *seeds, instances)
+        launch = Launch(config, folder, record, *seeds, instances)
+        launch.find_files()
+        _say_what_runs(config, notes, instances.count)
+        yield launch
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from cosmictagger.config.composing import Config
 from cosmictagger.config.keys import DataKind, ModeKind
 from cosmictagger.data.larcv import EventFile
 from cosmictagger.data.loader import Batch, BatchStream, EventLoader, SyntheticLoader
-from cosmictagger.errors import ConfigError, DataError
+from cosmictagger.errors import ConfigError
 from cosmictagger.instances import Instances
 from cosmictagger.recording import logger, warn_once
 
@@ -72,6 +72,12 @@ def validation(config: Config, instances: Instances) -> BatchStream | None:
     return EventLoader(file, batch_size=size, shard=instances.shard, equal=True, **_look(config))
 
 
+def check(config: Config) -> None:
+    """Open and close the main file of a run, which a mistake in a command line may name wrongly."""
+    if config.data.name is DataKind.real:
+        _opened(config, _main_file(config)).close()
+
+
 def prepare(config: Config) -> None:
     """Generate the events of the built-in generator before any instance reads the file."""
     if config.data.name is DataKind.generated:
@@ -113,7 +119,7 @@ def beginning_at(loader: BatchStream, start: int) -> Iterator[Batch]:
     Where instances share the events these are this instance's batches, see ``turns``.
     """
     if start >= loader.events:
-        raise DataError(
+        raise ConfigError(
             f"mode.start_index={start} was asked for, but there are {loader.events} events, "
             "counted from 0."
         )
@@ -163,9 +169,9 @@ def _opened(config: Config, path: Path) -> EventFile:
     return EventFile(path, config.data.image, config.data.label or None)
 
 
-def cache_folder(config: Config) -> Path:
-    """Return the cache folder of generated events."""
-    chosen = config.data.folder or os.environ.get(_CACHE)
+def cache_folder() -> Path:
+    """Return the folder of this user's generated events and compiled programs."""
+    chosen = os.environ.get(_CACHE)
     return Path(chosen) if chosen else Path.home() / ".cache" / "cosmictagger"
 
 
@@ -182,7 +188,7 @@ def _generated(config: Config, *, held_out: bool) -> Path:
         )
     path = _generated_path(config, held_out=held_out)
     if not path.exists():
-        logger.info(f"Making {events} events, once; they are kept in {path}.")
+        logger.info(f"Making {events} event{'s' * (events > 1)}, once, to keep in {path}.")
         path.parent.mkdir(parents=True, exist_ok=True)
         size = (data.rows, data.columns)
         generator.generate(path, events, _generator_seed(config, held_out), size=size)
@@ -199,4 +205,5 @@ def _generated_path(config: Config, *, held_out: bool) -> Path:
     data, seed = config.data, _generator_seed(config, held_out)
     events = data.aux_events if held_out else data.events
     contents = f"{data.rows}x{data.columns}-seed{seed}-{events}"
-    return cache_folder(config) / f"events-v{generator.VERSION}-{contents}.h5"
+    folder = Path(data.folder) if data.folder else cache_folder()
+    return folder / f"events-v{generator.VERSION}-{contents}.h5"

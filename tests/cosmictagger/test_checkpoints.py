@@ -10,7 +10,7 @@ import torch
 
 from cosmictagger import checkpoints
 from cosmictagger.checkpoints import Checkpoints, check_fits, load, locate, weights_hash
-from cosmictagger.errors import CheckpointError
+from cosmictagger.errors import CheckpointError, ConfigError
 
 
 def content(step=1):
@@ -59,7 +59,7 @@ def test_going_back_makes_the_new_one_the_latest(tmp_path):
 )
 def test_missing_weights(tmp_path, name, what):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match=f"{name} {what}"):
+    with pytest.raises(ConfigError, match=f"{name} {what}"):
         locate(tmp_path / name)
 
 

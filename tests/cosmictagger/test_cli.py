@@ -33,7 +33,7 @@ def test_version(capsys):
 
 
 def test_a_run_without_a_name(capsys):
-    assert main([]) == 1
+    assert main([]) == 2
     said = capsys.readouterr().err
     assert said.startswith("cosmictagger: run.id is missing or empty. Give it a name")
     assert len(said.splitlines()) == 1
@@ -45,7 +45,7 @@ def test_a_run_without_a_name(capsys):
         (["mode=infer"], r"mode=infer was asked for; choices are train, inf.* mean inference\?"),
         (
             ["run.compute_mode=TPU"],
-            r"=TPU was .* no such choice. Known: CPU \(0\), GPU",
+            r"=TPU was .* no such choice. Known: CPU \(0\), GPU \(1\), IPU \(5\), RDU \(6\)\.$",
         ),
         (["run.iteration=3"], r"no key run.iteration. Did you mean run.iterations or"),
         (["minibatch_size=3"], r"no key minibatch_size. Did you mean run.minibatch_size\?"),
@@ -55,13 +55,14 @@ def test_a_run_without_a_name(capsys):
         ),
         (["network.depth=[1,2]"], r"network.depth=\[1,2\] was .* takes a value of int"),
         (["--config-name", "a22"], r"presets are config, a21.* Did you mean a21"),
+        (["run.id=a/b"], "run.id=a/b was asked for, but a folder is named after it, and it has a"),
         (["--multirun"], "--multirun is neither KEY=VALUE"),
         (["train"], "train is neither KEY=VALUE nor a command; commands are generate and"),
     ],
 )
 def test_mistakes(tmp_path, monkeypatch, capsys, overrides, match):
     monkeypatch.chdir(tmp_path)
-    assert main(["run.id=x", *overrides]) == 1
+    assert main(["run.id=x", *overrides]) == 2
     said = capsys.readouterr().err
     assert re.search(f"^cosmictagger: .*{match}", said)
     assert len(said.splitlines()) == 1
@@ -94,7 +95,7 @@ def test_environment_variables(run, monkeypatch):
 
 
 def test_compile_is_for_rdu_mode(capsys):
-    assert main(["compile", "run.id=x"]) == 1
+    assert main(["compile", "run.id=x"]) == 2
     assert "Add run.compute_mode=RDU" in capsys.readouterr().err
 
 
@@ -123,13 +124,15 @@ class TestGenerate:
         )  # fmt: skip
         assert status == 0
         assert record(out)["steps"] == 1
-        assert main([*arguments, "--columns", "128"]) == 1
+        assert main([*arguments, "--columns", "128"]) == 2
         assert "exists already" in capsys.readouterr().err
 
     def test_needs_a_number_and_a_name(self, capsys):
         with pytest.raises(SystemExit):
             main(["generate"])
         assert "--events" in capsys.readouterr().err
+        assert main(["generate", "--events", "0", "--output", "x.h5"]) == 2
+        assert "0 events were asked for" in capsys.readouterr().err
 
 
 def test_built_in_events_are_made_once(run, tmp_path, monkeypatch):
@@ -140,6 +143,9 @@ def test_built_in_events_are_made_once(run, tmp_path, monkeypatch):
     assert status == 0
     files = sorted((tmp_path / "kept").iterdir())
     assert len(files) == 2
+    log = (out / "process.log").read_text()
+    assert f"Making 2 events, once, to keep in {files[0].parent}" in log
+    assert f"Making 1 event, once, to keep in {files[0].parent}" in log
     times = [path.stat().st_mtime_ns for path in files]
     assert run(*small)[0] == 0
     assert [path.stat().st_mtime_ns for path in files] == times

@@ -5,7 +5,7 @@ import pytest
 
 from cosmictagger.data.larcv import IMAGE, LABEL, EventFile, Plane
 from cosmictagger.data.loader import densify
-from cosmictagger.errors import DataError
+from cosmictagger.errors import ConfigError
 from helpers.cosmic_reference import SAMPLE, needs_sample
 
 from .data_cases import SIZE, random_event
@@ -104,7 +104,7 @@ def test_the_logarithm_is_taken_once_and_after_downsampling():
 
 def test_sizes_that_do_not_fit():
     planes = random_event(0).planes[IMAGE]
-    with pytest.raises(DataError, match=r"downsample=6 does not fit.*32 x 64.*fit: 0 to 5"):
+    with pytest.raises(ConfigError, match=r"downsample=6 does not fit.*32 x 64.*fit: 0 to 5"):
         densify(planes, SIZE, 6)
-    with pytest.raises(DataError, match="downsample=-1"):
+    with pytest.raises(ConfigError, match="downsample=-1"):
         densify(planes, SIZE, -1)

@@ -10,7 +10,7 @@ from cosmictagger.data import generator_physics as physics
 from cosmictagger.data.generator import FULL_SIZE, Detector
 from cosmictagger.data.generator_physics import cascade, track
 from cosmictagger.data.larcv import IMAGE, LABEL, EventFile
-from cosmictagger.errors import DataError
+from cosmictagger.errors import ConfigError
 from helpers.cosmic_reference import SAMPLE, needs_sample
 
 SMALL = (128, 192)
@@ -251,7 +251,7 @@ def test_smaller_images_keep_shares_and_brightness(full, size):
 )
 def test_numbers_out_of_range(tmp_path, settings, message):
     arguments = {"events": 1, **settings}
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(ConfigError, match=message):
         generator.generate(tmp_path / "f.h5", **arguments)
     assert not list(tmp_path.iterdir())
 

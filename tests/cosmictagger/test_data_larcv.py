@@ -8,7 +8,7 @@ import pytest
 
 from cosmictagger.data import larcv
 from cosmictagger.data.larcv import IMAGE, LABEL, Event, EventFile, Plane, event_writer
-from cosmictagger.errors import DataError
+from cosmictagger.errors import ConfigError, DataError
 from helpers.cosmic_reference import SAMPLE, needs_sample
 from helpers.cosmic_small import write_events
 
@@ -140,9 +140,9 @@ def test_a_copy_of_the_sample_has_its_layout(tmp_path):
 
 
 def test_a_missing_file(tmp_path):
-    with pytest.raises(DataError, match=r"none\.h5 does not exist.*cosmictagger generate"):
+    with pytest.raises(ConfigError, match=r"none\.h5 does not exist.*cosmictagger generate"):
         EventFile(tmp_path / "none.h5")
-    with pytest.raises(DataError, match="does not exist"):
+    with pytest.raises(ConfigError, match="does not exist"):
         EventFile(tmp_path)
     (tmp_path / "text.h5").write_text("events")
     with pytest.raises(DataError, match=r"text\.h5 cannot be opened as an HDF5 file: .*signature"):
@@ -158,9 +158,9 @@ def test_hdf5_of_something_else(tmp_path):
 
 def test_a_wrong_producer_lists_those_there_are(path):
     expected = r"no sparse images of producer 'wire'; it has \['sbnd_cosmicseg', 'sbndwire'\]"
-    with pytest.raises(DataError, match=expected):
+    with pytest.raises(ConfigError, match=expected):
         EventFile(path, image="wire")
-    with EventFile(path) as file, pytest.raises(DataError, match="producer 'wire'"):
+    with EventFile(path) as file, pytest.raises(ConfigError, match="producer 'wire'"):
         file.sparse("wire", 0)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from cosmictagger.data.larcv import IMAGE, LABEL, EventFile
 from cosmictagger.data.loader import EventLoader, Order, SyntheticLoader, densify
-from cosmictagger.errors import DataError
+from cosmictagger.errors import ConfigError, DataError
 from cosmictagger.sources import endless
 
 from .data_cases import SIZE, change, random_event, write_random
@@ -204,7 +204,7 @@ def test_a_stored_position_of_other_data_is_refused(path):
 
 def test_fewer_events_than_a_batch(path):
     expected = r"takes 8 events \(batch_size 4 x 2 instances\), the file has 7"
-    with pytest.raises(DataError, match=expected):
+    with pytest.raises(ConfigError, match=expected):
         EventLoader(path, batch_size=4, shard=(0, 2), across_epochs=True)
     with EventLoader(path, batch_size=8) as loader:
         assert entries(loader) == [list(range(7))]

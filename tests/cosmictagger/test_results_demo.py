@@ -35,5 +35,5 @@ def test_from_nothing_to_a_report(tmp_path, capsys):
 
 
 def test_an_error_of_the_application_is_the_status_of_the_demo(tmp_path, capsys):
-    assert cosmictagger_demo.main(["--mode", "CPU", "--events", "0", "--out", str(tmp_path)]) == 1
+    assert cosmictagger_demo.main(["--mode", "CPU", "--events", "0", "--out", str(tmp_path)]) == 2
     assert "data.events=0" in capsys.readouterr().err

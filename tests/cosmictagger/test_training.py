@@ -99,6 +99,8 @@ def check_proof(out, mode, target):
     result = record(out)
     proof = result["proof"]
     assert (proof["mode"], proof["target"], proof["training_steps"]) == (mode, target, 5)
+    steps = proof["training_steps"] + proof["evaluation_steps"]
+    assert (proof["interpreted_steps"], proof["compiled_steps"]) == (steps, 0)  # see conftest
     log = (out / "process.log").read_text()
     # At the start; where something is compiled, once more after that; and at the end.
     assert log.count(f"Mode {mode}: ") == (3 if mode == "IPU" else 2)
@@ -158,6 +160,25 @@ def test_a_signal_ends_after_the_step_with_a_checkpoint(run, monkeypatch, number
     assert checkpoints.load(checkpoints.locate(out))["global_step"] == 2
     assert record(out)["ended"] == f"stopped by signal {number}"
     assert signal.getsignal(number) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("mode", ["train", "inference"])
+def test_a_signal_before_the_first_step_is_made_ends_at_once(run, monkeypatch, number, mode):
+    """There is nothing to save, and a compiler may be at work for minutes."""
+
+    def compiling(self, *_):
+        os.kill(os.getpid(), number)
+        pytest.fail("the step went on")
+
+    method = "train_step" if mode == "train" else "evaluate_step"
+    monkeypatch.setattr(PlainBackend, method, compiling)
+    random = [f"mode={mode}", "mode.weights_location=random"] if mode == "inference" else []
+    status, out = run("run.iterations=50", *random)
+    assert status == 128 + number
+    assert record(out)["ended"] == f"stopped by signal {number}"
+    assert "after this step" not in (out / "process.log").read_text()
+    assert not (out / "checkpoints").exists()
 
 
 def test_a_second_signal_ends_at_once(monkeypatch):
@@ -254,7 +275,7 @@ def test_a_bad_image_names_event_and_step_and_saves_first(run, tmp_path, capsys)
 def test_bad_input_is_one_clear_sentence(run, capsys, overrides, match):
     status, _ = run("run.iterations=1", *overrides)
     said = capsys.readouterr().err.strip()
-    assert status == 1
+    assert status == 2
     assert re.search(f"cosmictagger: .*{match}", said)
     assert "Traceback" not in said
 
@@ -347,11 +368,13 @@ class TestOtherModes:
         assert record(out)["events"] == events
 
     def test_random_weights_have_to_be_asked_for(self, run, capsys):
-        assert run("mode=inference")[0] == 1
+        status, out = run("mode=inference")
+        assert status == 2
         assert "mode.weights_location=random" in capsys.readouterr().err
+        assert "Network " not in (out / "process.log").read_text()
 
     def test_an_event_that_is_not_there(self, run, capsys):
-        assert run("mode=inference", "mode.weights_location=random", "mode.start_index=7")[0] == 1
+        assert run("mode=inference", "mode.weights_location=random", "mode.start_index=7")[0] == 2
         assert "mode.start_index=7 was asked for, but there are 7 events" in capsys.readouterr().err
 
     def test_without_labels(self, run, tmp_path):

@@ -54,9 +54,12 @@ class Proof:
         device: in words.
         precision: of the network.
         executable: hash of the program of a step; None where there is no program.
-        compile_seconds: how long making it took; None likewise.
+        compile_seconds: how long making or loading it took; None likewise.
         training_steps: those that the device made, counted where it is called.
         evaluation_steps: likewise.
+        interpreted_steps: those of both that ran operator by operator as in plain PyTorch.
+        compiled_steps: those of both that ran with compiled kernels, generated or abele's own.
+        programs: which programs run now, and why, in words; empty where there are none.
     """
 
     mode: str
@@ -68,13 +71,17 @@ class Proof:
     compile_seconds: float | None
     training_steps: int
     evaluation_steps: int
+    interpreted_steps: int
+    compiled_steps: int
+    programs: str = ""
 
     def line(self) -> str:
         """Return the evidence of the device as one line for the banner and the log."""
         if self.executable is not None:
             executable = (
-                f"executable {self.executable[:16]}, made in {self.compile_seconds or 0:.1f} s"
-            )
+                f"executable {self.executable[:16]}, made in {self.compile_seconds or 0:.1f} s; "
+                f"{self.programs}"
+            ).removesuffix("; ")
         elif self.target == EAGER:
             executable = "no executable: interpreted by PyTorch"
         elif self.compile_seconds is not None:
@@ -90,7 +97,8 @@ class Proof:
         """Return how many training and evaluation steps ran on the device, as text."""
         return (
             f"{self.training_steps} training and {self.evaluation_steps} evaluation steps went "
-            "through it"
+            f"through it, {self.interpreted_steps} interpreted and {self.compiled_steps} with "
+            "compiled kernels"
         )
 
 
@@ -110,6 +118,7 @@ class Settings:
         instances: the processes that make each update together.
         broadcast_buffers: plain PyTorch only: all use the first instance's statistics.
         profile: IPU mode only: time the operators once the run is over.
+        executables: IPU mode only: folder of compiled programs that runs share; None for none.
     """
 
     mode: ComputeMode = ComputeMode.CPU
@@ -123,6 +132,7 @@ class Settings:
     instances: Instances = dataclasses.field(default_factory=Instances)
     broadcast_buffers: bool = True
     profile: bool = False
+    executables: str | None = None
 
     @property
     def images(self) -> int:
@@ -215,13 +225,22 @@ class Backend(abc.ABC):
     def proof(self) -> Proof:
         """Return the evidence, known so far, of the device that ran the steps."""
 
-    def _proof(self, *, on_gpu: bool, **values: Any) -> Proof:
+    def what_runs(self) -> object:
+        """Return a value that changes when other programs run than before; cheap."""
+        return self.training_steps + self.evaluation_steps > 0
+
+    def _proof(self, *, on_gpu: bool, interpreted: int | None, **values: Any) -> Proof:
+        """Return the proof; steps are ``interpreted``, None: all of them."""
+        steps = self.training_steps + self.evaluation_steps
+        interpreted = steps if interpreted is None else interpreted
         return Proof(
             mode=self.settings.mode.name,
             device=torch.cuda.get_device_name() if on_gpu else processor.name(),
             precision=self.settings.precision.name,
             training_steps=self.training_steps,
             evaluation_steps=self.evaluation_steps,
+            interpreted_steps=interpreted,
+            compiled_steps=steps - interpreted,
             **values,
         )
 

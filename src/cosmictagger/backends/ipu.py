@@ -19,6 +19,8 @@ from torch import nn
 import popdist
 import popdist.poptorch
 import poptorch
+from abele.compile.build import BuildRecord
+from abele.compile.tiers import INTERPRETING
 from cosmictagger.backends._base import (
     STATE,
     Backend,
@@ -75,6 +77,7 @@ class IpuBackend(Backend):
             loss_scaling=1024.0 if self.half else None,
         )
         self.trainer: Any = None
+        self._interpreted = 0  # steps
         # Each wrapper keeps the mode that the module is in when it is wrapped.
         self.module.train()
         if self._optimizer is not None:
@@ -96,6 +99,7 @@ class IpuBackend(Backend):
             options.Training.gradientAccumulation(self.settings.accumulation)
             # Gradients of one pixel among millions are below the smallest half.
             options.Training.setAutomaticLossScaling(self.half)
+        options.enableExecutableCaching(self.settings.executables)
         if self.settings.folder is not None:
             options.logDir(self.settings.folder)
             self._report(options, Path(self.settings.folder), training=training)
@@ -161,6 +165,8 @@ class IpuBackend(Backend):
             raise BackendError(
                 "A step in IPU mode came back with a graph of autograd, so it ran on the host."
             )
+        record = executor.build_record
+        self._interpreted += record.running.interpreted or record.target == INTERPRETING
         return loss.float().mean(), tuple(logits)
 
     def proof(self) -> Proof:
@@ -174,9 +180,17 @@ class IpuBackend(Backend):
             backend=f"poptorch{self._copies()}",
             target=target,
             on_gpu=target == "cuda",
+            interpreted=self._interpreted,
             executable=executor.executable_hash,
-            compile_seconds=None if record is None else sum(record.seconds.values()),
+            compile_seconds=record and sum(record.seconds.values(), record.running.compile_s or 0),
+            programs="" if record is None else _what_runs(record),
         )
+
+    def what_runs(self) -> object:
+        """See ``Backend``."""
+        executor = self.evaluator if self._optimizer is None else self.trainer
+        record = executor.build_record
+        return None if record is None else (record.running.interpreted, record.running.problem)
 
     def _copies(self) -> str:
         replicas, count = self.settings.replicas, self.settings.instances.count
@@ -248,6 +262,11 @@ class IpuBackend(Backend):
         for executor in (self.trainer, self.evaluator):
             if isinstance(executor, poptorch.PoplarExecutor):
                 executor.destroy()
+
+
+def _what_runs(record: BuildRecord) -> str:
+    """Return in words which programs run and why."""
+    return record.running.sentence() + ", loaded from the cache" * (record.cache == "hit")
 
 
 def _mark(loss: torch.Tensor) -> torch.Tensor:

@@ -183,6 +183,7 @@ class PlainBackend(Backend):
             backend=f"PyTorch, {'compiled' if compiled else 'eager'}{self._parallel()}",
             target="inductor" if compiled else EAGER,
             on_gpu=self.device.type == "cuda",
+            interpreted=0 if compiled else None,
             executable=None,
             compile_seconds=self._first_seconds if compiled else None,
         )

@@ -181,6 +181,7 @@ class RduBackend(Backend):
             backend="sambaflow",
             target=None if report is None else report.target,
             on_gpu=report is not None and report.target == "cuda",
+            interpreted=None if report is not None and report.origin == "interpreted" else 0,
             executable=None if report is None else report.executable,
             compile_seconds=self._seconds,
         )

@@ -10,7 +10,7 @@ import torch
 from abele.storage.files import why_no_folder_name
 from cosmictagger import instances
 from cosmictagger.config.composing import Config
-from cosmictagger.config.keys import ComputeMode, DataKind, DistributedMode, ModeKind
+from cosmictagger.config.keys import AVAILABLE, ComputeMode, DataKind, DistributedMode, ModeKind
 from cosmictagger.errors import ConfigError
 
 _WORLD_SIZES = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE")
@@ -107,7 +107,6 @@ def _settle_replicas(config: Config) -> list[str]:
     return []
 
 
-AVAILABLE = (ComputeMode.CPU, ComputeMode.GPU, ComputeMode.IPU, ComputeMode.RDU)
 _DEFAULT_ITERATIONS = 500
 _LARGEST = 2**63 - 1
 # The least value of each number, where a configuration has it.

@@ -17,6 +17,10 @@ class ComputeMode(Enum):
     RDU = 6
 
 
+AVAILABLE = (ComputeMode.CPU, ComputeMode.GPU, ComputeMode.IPU, ComputeMode.RDU)
+"""The compute modes that run; the others exist so that they can be refused by their names."""
+
+
 class Precision(Enum):
     """The floating-point precision of the network."""
 
@@ -45,6 +49,8 @@ class Run:
         profile: write a Chrome trace of every step to profiles/; in IPU mode also time each
             operator once the run is over, for the page in compute/.
         saver: write TensorBoard files.
+        executable_cache: IPU mode: folder of compiled programs for later runs, which then start
+            within seconds; false: none. Default ~/.cache/cosmictagger/executables, kept below 2 GB.
         distributed: CPU and GPU mode: the processes of torchrun, mpirun or Slurm share the run.
         horovod_num_groups: no effect: processes are connected by torch.distributed.
         broadcast_buffers: with distributed: all use the statistics of the first process.
@@ -59,6 +65,7 @@ class Run:
     precision: Precision = Precision.float32
     profile: bool = False
     saver: bool = True
+    executable_cache: str = ""
     distributed: bool = False
     horovod_num_groups: int = 0
     broadcast_buffers: bool = True

@@ -12,8 +12,7 @@ from cosmictagger.data import larcv
 from cosmictagger.data.generator_physics import MASSES, Array, Deposits, Track, cascade, unit
 from cosmictagger.data.generator_physics import track as track_of
 from cosmictagger.data.larcv import IMAGE, LABEL, Event, Plane, event_writer
-from cosmictagger.errors import DataError
-from cosmictagger.recording import progress
+from cosmictagger.errors import ConfigError
 
 FULL_SIZE = (1280, 2048)
 CORNERS = np.array([[-200.0, -200.0, 0.0], [200.0, 200.0, 500.0]])
@@ -410,9 +409,9 @@ def generate(
         size: (H, W) of the images; smaller ones show the same detector with coarser pixels.
     """
     if events < 1:
-        raise DataError(f"{events} events were asked for; at least 1 is needed.")
+        raise ConfigError(f"{events} events were asked for; at least 1 is needed.")
     if seed < 0:
-        raise DataError(f"The seed is {seed}; it has to be 0 or more.")
+        raise ConfigError(f"The seed is {seed}; it has to be 0 or more.")
     detector = _detector(size)
     with event_writer(path, size, particles=True) as writer:
         for number in progress(range(events), "Simulating events"):
@@ -422,7 +421,7 @@ def generate(
 def _detector(size: tuple[int, int]) -> Detector:
     height, width = size
     if min(size) < _SMALLEST or height % 2 or height > FULL_SIZE[0] or width > FULL_SIZE[1]:
-        raise DataError(
+        raise ConfigError(
             f"Images of {height} x {width} were asked for; rows have to be even, {_SMALLEST} to "
             f"{FULL_SIZE[0]}, columns {_SMALLEST} to {FULL_SIZE[1]}."
         )

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from abele.storage.atomic import replacing
-from cosmictagger.errors import DataError
+from cosmictagger.errors import ConfigError, DataError
 
 IMAGE = "sbndwire"
 LABEL = "sbnd_cosmicseg"
@@ -224,8 +224,9 @@ class EventFile:
             with self._reading(DATA):
                 data: Any = self._handle[DATA]
                 present = sorted(re.findall(r"\bsparse2d_(\S+)_group\b", " ".join(data)))
-            raise self._fault(
-                f"it has no sparse images of producer {producer!r}; it has {present or 'none'}"
+            raise (ConfigError if present else DataError)(
+                f"{self.path}: it has no sparse images of producer {producer!r}; it has "
+                f"{present or 'none'}. Choose data.image and data.label among these."
             )
         events = self._rows(f"{group}/extents", EXTENT)
         planes = self._rows(f"{group}/voxel_extents", PLANE_EXTENT)
@@ -290,7 +291,7 @@ def _outside(extents: npt.NDArray[np.void], total: int) -> npt.NDArray[np.bool_]
 
 def _opened(path: Path) -> h5py.File:
     if not path.is_file():
-        raise DataError(
+        raise ConfigError(
             f"The event file {path} does not exist. Check data.data_directory and data.file, or "
             "make events with `cosmictagger generate`."
         )

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from cosmictagger.data.larcv import PLANES, EventFile, Plane
-from cosmictagger.errors import DataError
+from cosmictagger.errors import ConfigError, DataError
 
 _AHEAD = 2  # batches that a background thread prepares
 _SYNTHETIC = 1_000_000  # events
@@ -26,7 +26,7 @@ def dense_size(size: tuple[int, int], downsample: int) -> tuple[int, int]:
     factor = 1 << downsample if downsample >= 0 else 0
     if not factor or size[0] % factor or size[1] % factor:
         fitting = [k for k in range(20) if not (size[0] % (1 << k) or size[1] % (1 << k))]
-        raise DataError(
+        raise ConfigError(
             f"downsample={downsample} does not fit images of {size[0]} x {size[1]}: 2^downsample "
             f"has to divide both. Values that fit: {fitting[0]} to {fitting[-1]}."
         )
@@ -130,7 +130,7 @@ class Order:
 
     def __post_init__(self) -> None:
         if self.across_epochs and self.events < self.step_size:
-            raise DataError(
+            raise ConfigError(
                 f"A full batch takes {self.step_size} events (batch_size {self.batch_size} x "
                 f"{self.shard[1]} instances), the file has {self.events}. Take a smaller "
                 "run.minibatch_size, or more events."

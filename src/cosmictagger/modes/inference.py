@@ -168,10 +168,11 @@ class Pass:
         from cosmictagger.results import writer
 
         size, downsample = self.events.image_size, self.launch.config.data.downsample
-        with Stop() as stop, writer.predictions_writer(folder, size) as predictions:
+        alone = self.launch.instances.count == 1
+        with Stop(alone) as stop, writer.predictions_writer(folder, size) as predictions:
             collected = writer.Collector(predictions, downsample, self.mode.displays)
             self._loop(stop, collected)
-        proof = self.launch.prove(self.backend)
+        proof = self.backend.proof()
         self.timings.save(self.launch.folder / "profiles", self.launch.instances.index)
         times = self.timings
         return Passed(self.steps, proof, times.iterations, times.split(), stop.signal), collected
@@ -187,6 +188,7 @@ class Pass:
                     break
                 with self.timings.iteration(index):
                     self.steps.append(self._step(index, batches, collected))
+                stop.is_underway = True
                 bar.step(self.steps[-1].shown)
 
     def _total(self) -> int:
@@ -210,8 +212,7 @@ class Pass:
                 f"{steps} steps were made, but {self.backend.evaluation_steps} went through "
                 "the backend."
             )
-        if steps == 1:
-            self.launch.prove(self.backend)
+        self.launch.prove(self.backend)
         _check_finite(batch, result)
         with self.timings.part("metrics"):
             values, rows = self._measured(batch, result)
@@ -342,7 +343,12 @@ def _joined(parts: Sequence[Passed]) -> Passed:
     first = next((part for part in parts if part.steps), parts[0])
     return Passed(
         steps,
-        dataclasses.replace(first.proof, evaluation_steps=len(steps)),
+        dataclasses.replace(
+            first.proof,
+            evaluation_steps=len(steps),
+            interpreted_steps=sum(part.proof.interpreted_steps for part in parts),
+            compiled_steps=sum(part.proof.compiled_steps for part in parts),
+        ),
         [max(turn) for turn in itertools.zip_longest(*(p.seconds for p in parts), fillvalue=0.0)],
         first.split,
         next((part.signal for part in parts if part.signal is not None), None),

@@ -23,7 +23,7 @@ def measure(launch: Launch) -> int | None:
     seconds: list[float] = []
     with (
         sources.in_order(launch.config, launch.data_seed, launch.instances) as events,
-        Stop() as stop,
+        Stop(alone=True) as stop,
     ):
         if launch.config.data.name is not DataKind.synthetic:
             launch.record.update({"events": events.events})
@@ -44,6 +44,7 @@ def measure(launch: Launch) -> int | None:
                     f"{index}: Time to fetch a minibatch of data: {seconds[-1]:.2f}s",
                     extra={"kind": "step"},
                 )
+                stop.is_underway = True
                 bar.step({"images_per_second": images / sum(seconds)})
         _report(launch, sum(seconds), images)
     return stop.signal

@@ -1,7 +1,8 @@
 """Handling of Ctrl-C and SIGTERM: unfinished files are deleted, and loops end in order.
 
-Anywhere the signal becomes an exception, so that no half-written file stays. Inside ``Stop`` the
-first one lets the loop finish its step; the second one is the exception, a third ends the process.
+Anywhere the signal becomes an exception, so that no half-written file stays. Inside ``Stop``, once
+a first step is made, the first one lets the loop finish its step; the second one is the exception,
+a third ends the process.
 """
 
 import os
@@ -61,11 +62,14 @@ class Stop(_Handlers):
 
     Attributes:
         signal: the number of the signal that came, or None.
+        is_underway: set after the first step, before which there is nothing to save, so that a
+            signal ends the loop without waiting for a compiler; not ``alone``, others would wait.
     """
 
-    def __init__(self):
+    def __init__(self, alone: bool = False):
         super().__init__(self._keep)
         self.signal: int | None = None
+        self.is_underway = not alone
         self._again = False
 
     def _keep(self, number: int, frame: FrameType | None) -> None:
@@ -73,7 +77,7 @@ class Stop(_Handlers):
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
-        if self.signal is not None:
+        if self.signal is not None or not self.is_underway:
             self._again = True
             _raise(number, frame)
         self.signal = number

@@ -297,7 +297,8 @@ class Training:
         total = steps_to_make(self.launch, self.step)
         self._open_summaries()
         try:
-            with Stop() as stop, Bar(total, "train", shown=self.instances.is_first) as bar:
+            alone = self.instances.count == 1
+            with Stop(alone) as stop, Bar(total, "train", shown=self.instances.is_first) as bar:
                 for index in range(total):
                     if self._is_stopped(stop):
                         break
@@ -344,8 +345,8 @@ class Training:
                 f"{steps} training steps were made, but {self.backend.training_steps} went through "
                 f"the backend of {self.config.run.compute_mode.name} mode."  # type: ignore[union-attr]
             )
-        if steps == 1:
-            self.launch.prove(self.backend)
+        self.launch.prove(self.backend)
+        stop.is_underway = True
         if self.step % self.mode.checkpoint_iteration == 0:
             self._save()
 

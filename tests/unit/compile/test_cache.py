@@ -328,3 +328,19 @@ def test_the_oldest_of_many_verdicts_are_deleted(tmp_path, monkeypatch):
         "newest",
         "new",
     }
+
+
+def test_what_was_used_last_stays(programs, isolated_cache):
+    first, _ = built(programs, isolated_cache)
+    kept = isolated_cache.path(first.key)
+    others = [isolated_cache.path(f"{number}") for number in range(3)]
+    for age, path in enumerate(others):
+        path.write_bytes(b"x" * 100)
+        os.utime(path, (1000 - age, 1000 - age))
+    os.utime(kept, (0, 0))
+    assert built(programs, isolated_cache)[1].cache == "hit"  # which counts as a use
+    isolated_cache.prune(kept.stat().st_size + 250)
+    assert [path.exists() for path in (kept, *others)] == [True, True, True, False]
+    isolated_cache.prune(0)
+    assert not list(isolated_cache.folder.glob("*.abele"))
+    ExecutableCache(isolated_cache.folder / "nowhere").prune(0)
