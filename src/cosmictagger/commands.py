@@ -35,30 +35,24 @@ process.log, pages with curves and metrics (training.html, report.html of infere
 TensorBoard files, checkpoints/, and run.json, which proves where steps ran.
 Ctrl-C ends a run after its step with a checkpoint; a second one ends it at once.
 """
-_GROUPS = """\
+_GROUPS = f"""\
 Choose
-  mode=       {modes}
-  data=       {data}
-  network=    {networks}
-  --config-name  {presets}
+  mode=       {", ".join(MODES)}
+  data=       {", ".join(DATA)}
+  network=    {", ".join(GROUPS["network"])}
+  --config-name  {", ".join(PRESETS)}
 """
 
 
 def help_text() -> str:
     """Return the help text of all commands."""
-    groups = _GROUPS.format(
-        modes=", ".join(MODES),
-        data=", ".join(DATA),
-        networks=", ".join(GROUPS["network"]),
-        presets=", ".join(PRESETS),
-    )
     sections: list[tuple[str, str, Any]] = [("run.", "", Run)]
     sections += [("mode.", f" (mode={name})", kind) for name, kind in MODES.items()]
     sections.append(("mode.optimizer.", "", Optimizer))
     sections += [("data.", f" (data={name})", kind) for name, kind in DATA.items()]
     sections += [("framework.", "", Torch), ("network.", "", Network)]
     keys = "\n".join(_section(*section) for section in sections)
-    return f"{_HEAD}\n{groups}\nKeys, as KEY=VALUE; names of choices or their numbers\n{keys}"
+    return f"{_HEAD}\n{_GROUPS}\nKeys, as KEY=VALUE; names of choices or their numbers\n{keys}"
 
 
 def _section(prefix: str, location: str, kind: Any) -> str:

@@ -23,7 +23,7 @@ from cosmictagger import __version__, backends, checkpoints, instances, models, 
 from cosmictagger.backends import Backend, Proof, Settings
 from cosmictagger.config.checks import dump, minibatch, plain, settle
 from cosmictagger.config.composing import Config
-from cosmictagger.config.keys import ComputeMode, DataFormat, ModeKind
+from cosmictagger.config.keys import ComputeMode, DataFormat, DataKind, ModeKind
 from cosmictagger.errors import ConfigError, CosmicTaggerError
 from cosmictagger.instances import Instances
 from cosmictagger.measures import Loss
@@ -164,7 +164,8 @@ class Launch:
         """Find the events and weights that are asked for, before anything else is done or said."""
         with self.instances.together("the files that are asked for"):
             if self.instances.is_first:
-                sources.check(self.config)
+                if self.config.data.name is DataKind.real:
+                    sources.in_order(self.config, self.data_seed, self.instances).close()
                 self._weights_file()
 
     def _weights_file(self) -> Path | None:
@@ -219,9 +220,10 @@ def launched(config: Config) -> Iterator[Launch]:
     notes = settle(config)
     with contextlib.ExitStack() as stack:
         instances = stack.enter_context(_joined(config))
-        folder = _folder(config, instances)
+        folder = Path(config.output_dir)
         with instances.together("the output folder"), _writable(folder):
             if instances.is_first:
+                folder.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(_alone(config, folder))
         with instances.together("the log"), _writable(folder):
             stack.enter_context(logging_to(folder, instances.index))
@@ -262,14 +264,6 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         nested = isinstance(value, dict)
         flat |= _flat(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
     return flat
-
-
-def _folder(config: Config, instances: Instances) -> Path:
-    folder = Path(config.output_dir)
-    with instances.together("the output folder"), _writable(folder):
-        if instances.is_first:
-            folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 @contextlib.contextmanager

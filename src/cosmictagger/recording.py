@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -62,14 +63,25 @@ def logging_to(folder: Path, instance: int = 0) -> Iterator[None]:
         logger.addHandler(handler)
     level, logger.propagate = logger.level, False
     logger.setLevel(logging.INFO)
+    # Where the disk is full, the other files tell of it, once.
+    hook, threading.excepthook = threading.excepthook, _on_error_of_thread
+    logging.raiseExceptions = False
     try:
         yield
     finally:
+        logging.raiseExceptions, threading.excepthook = True, hook
         logger.setLevel(level)
         logger.propagate = True
         for handler in handlers:
             logger.removeHandler(handler)
-            handler.close()
+            with contextlib.suppress(OSError):
+                handler.close()
+
+
+def _on_error_of_thread(args: Any) -> None:
+    """Leave out a full disk in TensorBoard's thread, which raises it again at the next scalar."""
+    if not isinstance(args.exc_value, OSError):
+        threading.__excepthook__(args)
 
 
 def _handlers(folder: Path, instance: int) -> list[logging.Handler]:
@@ -120,6 +132,16 @@ def step_line(saver: str, step: int, metrics: Mapping[str, float]) -> str:
     return f"{saver} Step {step} metrics: {shown}" + (f" ({speed})" if speed else "")
 
 
+@contextlib.contextmanager
+def _naming(path: str | Path) -> Iterator[None]:
+    """Have an error of the system name the file, or the folder of files, that was written."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
 class Table:
     """A CSV file of metrics; rows are appended.
 
@@ -144,7 +166,7 @@ class Table:
         self._columns = columns
         values = [_cell(name, metrics[name]) if name in metrics else "" for name in columns]
         lines.append(",".join([str(step), *values]))
-        with open(self._path, "a", encoding="utf-8") as file:
+        with _naming(self._path), open(self._path, "a", encoding="utf-8") as file:
             file.write("\n".join(lines) + "\n")
 
     @staticmethod
@@ -157,6 +179,9 @@ class Table:
 def _cell(name: str, value: float) -> str:
     # A rate of 0.0003 that rises by a hundredth each step has nothing to show in five decimals.
     return f"{value:.8g}" if name == "learning_rate" else f"{value:.5f}"
+
+
+_ROOM = 500  # characters that are left in the record of a run for how it ends
 
 
 class RunRecord:
@@ -190,14 +215,21 @@ class RunRecord:
         self.write()
 
     def end(self, how: str) -> None:
-        """Record how and when the run ended."""
-        self.update({"ended": how, "finished": _now()})
+        """Note how the run ended, and when; in the present file where there is no room for two."""
+        try:
+            self.update({"ended": how, "finished": _now()})
+        except OSError:
+            assert self._path is not None  # or nothing had been written
+            with open(self._path, "r+", encoding="utf-8") as file:
+                file.truncate(file.write(self._text()))
 
     def write(self) -> None:
-        """Write the record of the run to ``run.json``."""
-        if self._path is None:
-            return
-        atomic.write_text(self._path, json.dumps(self.values, indent=1, default=str) + "\n")
+        """Write the record of the run to its file."""
+        if self._path is not None:
+            atomic.write_text(self._path, self._text() + " " * _ROOM)
+
+    def _text(self) -> str:
+        return json.dumps(self.values, indent=1, default=str) + "\n"
 
 
 def entries_of(path: Path | None) -> dict[str, Any]:
@@ -434,8 +466,9 @@ class Summaries:
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Write one TensorBoard scalar per name."""
         if self._writer is not None:
-            for name, value in values.items():
-                self._writer.add_scalar(name, value, step)
+            with _naming(self._writer.log_dir):
+                for name, value in values.items():
+                    self._writer.add_scalar(name, value, step)
 
     def images(self, step: int, logits: Sequence[torch.Tensor], label: torch.Tensor) -> None:
         """Write TensorBoard images of prediction and label of the first event, per plane.

@@ -72,12 +72,6 @@ def validation(config: Config, instances: Instances) -> BatchStream | None:
     return EventLoader(file, batch_size=size, shard=instances.shard, equal=True, **_look(config))
 
 
-def check(config: Config) -> None:
-    """Open and close the main file of a run, which a mistake in a command line may name wrongly."""
-    if config.data.name is DataKind.real:
-        _opened(config, _main_file(config)).close()
-
-
 def prepare(config: Config) -> None:
     """Generate the events of the built-in generator before any instance reads the file."""
     if config.data.name is DataKind.generated:

@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = _commands.parse(parser, arguments)
     system = System.here()
-    devices = list_devices(system)
+    devices = list_devices(system, utilisation=options.json)
     holds = list_holds(system, devices)
     if options.json:
         print(json.dumps(as_json(devices, holds), indent=1))

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -139,10 +140,44 @@ def test_a_disk_that_fills_up_between_checkpoints(run, monkeypatch, capsys):
     assert status == 1
     wanted = "cosmictagger: A file cannot be read or written: [Errno 28] No space left on device"
     assert sentence(capsys) == wanted
+    # The record is written over in its place, where there is no room for a second one.
+    assert record(out)["ended"] == "failed: [Errno 28] No space left on device"
     monkeypatch.setattr(training.Table, "add", add)
     monkeypatch.setattr(atomic, "write_text", write)
     assert run("run.iterations=1", "run.aux_iterations=0")[0] == 0
     assert checkpoints.load(checkpoints.locate(out))["global_step"] == 3
+
+
+@pytest.fixture
+def small_files():
+    """A function that limits the size of files, from now until the end of the test."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "size"),
+    [
+        ("train_metrics.csv", [], 8000),
+        ("train", ["run.saver=True", "mode.logging_iteration=1000"], 8000),
+        ("model-3.ckpt", ["mode.checkpoint_iteration=3"], 6000),
+    ],
+)
+def test_a_file_without_room_is_named_and_nothing_else_is_printed(
+    run, monkeypatch, small_files, capsys, name, overrides, size
+):
+    opened = training.Training.run
+
+    def run_with_small_files(self):
+        small_files(size)
+        return opened(self)
+
+    monkeypatch.setattr(training.Training, "run", run_with_small_files)
+    status, out = run("run.iterations=300", "run.aux_iterations=0", *overrides)
+    assert status == 1
+    assert re.search(rf"{name} .* File too large|File too large: .*/{name}'", sentence(capsys))
+    assert "File too large" in record(out)["ended"]
 
 
 @pytest.mark.parametrize(

@@ -26,12 +26,15 @@ def steps(folder, saver="train"):
     return [int(step) for step in column(folder, "step", saver)]
 
 
-def test_a_run_leaves_what_the_original_leaves(run):
+def test_a_run_leaves_what_the_original_leaves(run, monkeypatch, capfd):
+    monkeypatch.setenv("KINETO_LOG_LEVEL", "")
+    monkeypatch.delenv("KINETO_LOG_LEVEL")  # which the run sets
     status, out = run(
         "run.iterations=3", "run.aux_iterations=2", "run.saver=True", "mode.checkpoint_iteration=2",
         "mode.no_summary_images=False", "run.profile=True",
     )  # fmt: skip
     assert status == 0
+    assert capfd.readouterr().err == ""  # torch's profiler would say when it starts
     assert {path.name for path in out.iterdir()} == {
         "checkpoints", "curves.png", "process.log", "profiles", "run.json", "test",
         "test_metrics.csv", "train", "train_metrics.csv", "training.html",

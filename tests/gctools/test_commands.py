@@ -78,12 +78,14 @@ def test_monitor_where_nothing_can_be_seen(tmp_path, at, capsys):
     assert captured.err == "gc-monitor: No GPU is listed: Driver Not Loaded.\n"
 
 
-def test_monitor_as_json(busy, capsys):
+def test_monitor_as_json(busy, capsys, monkeypatch):
+    monkeypatch.setattr("gctools._devices.utilisation_between", lambda before, after: 12.5)
     monitor.main(["--json"])
     printed = json.loads(capsys.readouterr().out)
     assert [device["kind"] for device in printed["devices"]] == ["CPU", "CPU", "GPU"]
     assert printed["devices"][2]["power_w"] == 312.5
     assert printed["devices"][0]["power_w"] is None
+    assert printed["devices"][0]["utilisation"] == 12.5  # as gc-inventory
     by_process = {(p["pid"], p["target"]): p for p in printed["processes"]}
     assert by_process[321, "cuda"]["devices"] == [2]
     assert by_process[9, "cpu"]["elsewhere"] == "pod-1"

@@ -40,10 +40,15 @@ class _Hashing:
 
     def __init__(self, file: IO[bytes]):
         self._file, self.digest = file, hashlib.sha256()
+        self.error: OSError | None = None
 
     def write(self, data: Any) -> int:
         self.digest.update(data)
-        return self._file.write(data)
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = error  # torch goes on, and reports what that leads to
+            raise
 
     def flush(self) -> None:
         self._file.flush()
@@ -51,7 +56,10 @@ class _Hashing:
 
 def _save(content: Mapping[str, Any], file: IO[bytes]) -> None:
     hashing = _Hashing(file)
-    torch.save(dict(content), hashing)  # type: ignore[arg-type]
+    try:
+        torch.save(dict(content), hashing)  # type: ignore[arg-type]
+    except RuntimeError as error:
+        raise hashing.error or OSError(str(error).splitlines()[0]) from error
     file.seek(-len(_NO_COMMENT), os.SEEK_END)
     comment = _MARK + hashing.digest.hexdigest().encode()
     file.write(len(comment).to_bytes(2, "little") + comment)
@@ -67,11 +75,8 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
     Raises:
         OSError: the folder is not writable, or the disk is full; an older file stays.
     """
-    try:
-        with atomic.replacing(path) as file:
-            _save(content, file)
-    except RuntimeError as error:  # how torch reports a failing write
-        raise OSError(str(error).splitlines()[0]) from error
+    with atomic.replacing(path) as file:
+        _save(content, file)
 
 
 def to_bytes(content: Mapping[str, Any]) -> bytes:

@@ -13,7 +13,7 @@ from torch import nn
 from abele import processor
 from cosmictagger.config.keys import ComputeMode, Optimizer, OptimizerKind, Precision
 from cosmictagger.data.loader import Batch
-from cosmictagger.errors import BackendError
+from cosmictagger.errors import BackendError, ConfigError
 from cosmictagger.instances import Instances
 
 Logits = tuple[torch.Tensor, ...]
@@ -57,8 +57,8 @@ class Proof:
         compile_seconds: how long making or loading it took; None likewise.
         training_steps: those that the device made, counted where it is called.
         evaluation_steps: likewise.
-        interpreted_steps: those of both that ran operator by operator as in plain PyTorch.
-        compiled_steps: those of both that ran with compiled kernels, generated or abele's own.
+        interpreted_steps: those of both that ran as in plain PyTorch, operator by operator.
+        compiled_steps: the other ones, which ran with compiled kernels.
         programs: which programs run now, and why, in words; empty where there are none.
     """
 
@@ -158,9 +158,15 @@ class Backend(abc.ABC):
         evaluation_steps: passes without update that went through it.
     """
 
+    precisions = tuple(Precision)  # of the device
     _optimizer: Any  # made by the device's class; None if nothing is trained
 
     def __init__(self, network: nn.Module, loss: nn.Module, settings: Settings):
+        if settings.precision not in self.precisions:
+            raise ConfigError(
+                f"run.precision={settings.precision.name} was asked for; {settings.mode.name} mode "
+                f"has {' and '.join(each.name for each in self.precisions)}."
+            )
         self.network, self.loss, self.settings = network, loss, settings
         self.training_steps = self.evaluation_steps = 0
         self._updates_before = 0  # by the checkpoint's run, less the training steps until then

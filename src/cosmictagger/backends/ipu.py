@@ -19,7 +19,6 @@ from torch import nn
 import popdist
 import popdist.poptorch
 import poptorch
-from abele.compile.build import BuildRecord
 from abele.compile.tiers import INTERPRETING
 from cosmictagger.backends._base import (
     STATE,
@@ -31,7 +30,7 @@ from cosmictagger.backends._base import (
     make_optimizer,
 )
 from cosmictagger.config.keys import OptimizerKind, Precision
-from cosmictagger.errors import BackendError, ConfigError, InstanceError
+from cosmictagger.errors import BackendError, InstanceError
 from cosmictagger.models import LossInForward
 
 _SEED = 42  # the published port's
@@ -56,13 +55,10 @@ class IpuBackend(Backend):
         evaluator: runs forward and loss with the trainer's present weights.
     """
 
+    precisions = (Precision.float32, Precision.float16)
+
     def __init__(self, network: nn.Module, loss: nn.Module, settings: Settings):
         super().__init__(network, loss, settings)
-        if settings.precision in (Precision.mixed, Precision.bfloat16):
-            raise ConfigError(
-                f"run.precision={settings.precision.name} was asked for; IPU mode has float32 and "
-                "float16."
-            )
         self.half = settings.precision is Precision.float16
         if self.half:
             network.half()
@@ -175,7 +171,9 @@ class IpuBackend(Backend):
         executor = self.evaluator if self._optimizer is None else self.trainer
         self._require_executor(executor, "training or evaluation")
         record = executor.build_record
-        target = executor.target
+        target, programs = executor.target, ""
+        if record is not None:
+            programs = record.running.sentence() + ", from the cache" * (record.cache == "hit")
         return self._proof(
             backend=f"poptorch{self._copies()}",
             target=target,
@@ -183,7 +181,7 @@ class IpuBackend(Backend):
             interpreted=self._interpreted,
             executable=executor.executable_hash,
             compile_seconds=record and sum(record.seconds.values(), record.running.compile_s or 0),
-            programs="" if record is None else _what_runs(record),
+            programs=programs,
         )
 
     def what_runs(self) -> object:
@@ -262,11 +260,6 @@ class IpuBackend(Backend):
         for executor in (self.trainer, self.evaluator):
             if isinstance(executor, poptorch.PoplarExecutor):
                 executor.destroy()
-
-
-def _what_runs(record: BuildRecord) -> str:
-    """Return in words which programs run and why."""
-    return record.running.sentence() + ", loaded from the cache" * (record.cache == "hit")
 
 
 def _mark(loss: torch.Tensor) -> torch.Tensor:

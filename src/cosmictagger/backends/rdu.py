@@ -39,13 +39,10 @@ class RduBackend(Backend):
         network, loss, settings: see ``Backend``; ``settings.folder`` takes the compiled files.
     """
 
+    precisions = tuple(_TYPES)
+
     def __init__(self, network: nn.Module, loss: nn.Module, settings: Settings):
         super().__init__(network, loss, settings)
-        if settings.precision not in _TYPES:
-            raise ConfigError(
-                f"run.precision={settings.precision.name} was asked for; RDU mode has float32 and "
-                "bfloat16."
-            )
         if settings.accumulation != 1:
             raise ConfigError(
                 f"mode.optimizer.gradient_accumulation={settings.accumulation} was asked for; RDU "

@@ -10,7 +10,7 @@ import torch
 from abele.storage.files import why_no_folder_name
 from cosmictagger import instances
 from cosmictagger.config.composing import Config
-from cosmictagger.config.keys import AVAILABLE, ComputeMode, DataKind, DistributedMode, ModeKind
+from cosmictagger.config.keys import ComputeMode, DataKind, DistributedMode, ModeKind
 from cosmictagger.errors import ConfigError
 
 _WORLD_SIZES = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE")
@@ -180,11 +180,6 @@ def _settle_mode(config: Config) -> None:
     run = config.run
     if run.compute_mode is None:
         run.compute_mode = ComputeMode.GPU if torch.cuda.is_available() else ComputeMode.CPU
-    if run.compute_mode not in AVAILABLE:
-        raise ConfigError(
-            f"run.compute_mode={run.compute_mode.name} was asked for; modes that exist are "
-            f"{', '.join(f'{mode.name} ({mode.value})' for mode in AVAILABLE)}."
-        )
     if run.compute_mode is ComputeMode.GPU and not torch.cuda.is_available():
         raise ConfigError(
             "run.compute_mode=GPU was asked for, but PyTorch finds no CUDA device. "

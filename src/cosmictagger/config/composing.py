@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cosmictagger.config.keys import AVAILABLE, DATA, FRAMEWORKS, MODES, ComputeMode, Run
+from cosmictagger.config.keys import DATA, FRAMEWORKS, MODES, Run
 from cosmictagger.config.network import NETWORKS, Network, member
 from cosmictagger.errors import ConfigError
 
@@ -162,7 +162,7 @@ def _converted(hint: Any, value: str, key: str) -> Any:
         return None
     kind = kinds[0]
     if issubclass(kind, enum.Enum):
-        return member(kind, value, key, AVAILABLE if kind is ComputeMode else ())
+        return member(kind, value, key)
     return _SWITCH[value.lower()] if kind is bool else kind(value)
 
 

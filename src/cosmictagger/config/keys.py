@@ -10,15 +10,8 @@ class ComputeMode(Enum):
 
     CPU = 0
     GPU = 1
-    DPCPP = 2
-    XPU = 3
-    HPU = 4
     IPU = 5
     RDU = 6
-
-
-AVAILABLE = (ComputeMode.CPU, ComputeMode.GPU, ComputeMode.IPU, ComputeMode.RDU)
-"""The compute modes that run; the others exist so that they can be refused by their names."""
 
 
 class Precision(Enum):

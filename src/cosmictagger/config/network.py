@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from cosmictagger.errors import ConfigError
@@ -61,21 +61,20 @@ class UpSampling(enum.Enum):
 Member = TypeVar("Member", bound=enum.Enum)
 
 
-def member(kind: type[Member], value: Any, key: str, known: Iterable[Member] = ()) -> Member:
+def member(kind: type[Member], value: Any, key: str) -> Member:
     """Return the member of an enumeration that a name, a number or a member stands for.
 
     Args:
         kind: the enumeration.
         value: a member, its name, or its number (also as a string, as a command line has it).
         key: how the user calls this setting; for the message.
-        known: the members that the message names; default all.
     """
     if isinstance(value, kind):
         return value
     for candidate in kind:
         if str(value).removeprefix(f"{kind.__name__}.") in (candidate.name, str(candidate.value)):
             return candidate
-    choices = ", ".join(f"{each.name} ({each.value})" for each in known or kind)
+    choices = ", ".join(f"{candidate.name} ({candidate.value})" for candidate in kind)
     raise ConfigError(
         f"{key}={value} was asked for, but there is no such choice. Known: {choices}."
     )

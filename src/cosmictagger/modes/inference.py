@@ -341,14 +341,11 @@ def _joined(parts: Sequence[Passed]) -> Passed:
     """Merge the shares of all instances into one pass, with steps in order."""
     steps = sorted((step for part in parts for step in part.steps), key=lambda step: step.index)
     first = next((part for part in parts if part.steps), parts[0])
+    names = ("evaluation_steps", "interpreted_steps", "compiled_steps")
+    counts = {name: sum(getattr(part.proof, name) for part in parts) for name in names}
     return Passed(
         steps,
-        dataclasses.replace(
-            first.proof,
-            evaluation_steps=len(steps),
-            interpreted_steps=sum(part.proof.interpreted_steps for part in parts),
-            compiled_steps=sum(part.proof.compiled_steps for part in parts),
-        ),
+        dataclasses.replace(first.proof, **counts),
         [max(turn) for turn in itertools.zip_longest(*(p.seconds for p in parts), fillvalue=0.0)],
         first.split,
         next((part.signal for part in parts if part.signal is not None), None),

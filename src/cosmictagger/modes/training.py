@@ -295,7 +295,9 @@ class Training:
     def run(self) -> int | None:
         """Run ``run.iterations`` training steps with validation, logs and checkpoints."""
         total = steps_to_make(self.launch, self.step)
-        self._open_summaries()
+        on = self.config.run.saver and self.instances.is_first
+        for name in ("train", "test") if self.aux is not None else ("train",):
+            self._summaries[name] = Summaries(self.launch.folder / name, self.step, on)
         try:
             alone = self.instances.count == 1
             with Stop(alone) as stop, Bar(total, "train", shown=self.instances.is_first) as bar:
@@ -316,12 +318,6 @@ class Training:
         if self.instances.count == 1:
             self._signal = stop.signal
         return self._signal is not None
-
-    def _open_summaries(self) -> None:
-        on = self.config.run.saver and self.instances.is_first
-        names = ("train", "test") if self.aux is not None else ("train",)
-        for name in names:
-            self._summaries[name] = Summaries(self.launch.folder / name, self.step, on)
 
     def _iteration(self, stop: Stop) -> None:
         every = self.config.run.aux_iterations
@@ -365,6 +361,7 @@ class Training:
         raise problem or DataError("Another instance cannot read its events.")
 
     def _profiled(self, batch: Batch, rate: float) -> StepResult:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it prints when it starts and stops
         with torch.profiler.profile() as profile:
             result = self.backend.train_step(batch, rate)
         folder = self.launch.folder / "profiles"
