@@ -305,7 +305,7 @@ def test_a_compiler_is_idle_work_unless_others_keep_the_machine_busy(runnable, p
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     kind, nice = map(int, done.stdout.split())
     assert kind == getattr(os, policy)
-    assert nice == 19 or policy == "SCHED_IDLE"
+    assert nice == os.nice(0)  # beside four busy processes, one more takes three times as long
 
 
 # -- who compiles --------------------------------------------------------------------------
