@@ -35,7 +35,8 @@ abele port ported/train.py -o back --to torch           # the way back: plain Py
 abele port train.py -o many --to popdist                # several instances, started by poprun
 ```
 
-Given a script, it also ports the files of its folder that the script imports; given a folder, all files in it. It never overwrites the
+Given a script, it also ports the files of its folder that the script imports; given a folder, all files in it. A file of a folder
+that is no Python, such as a saved notebook with `%matplotlib`, is named and left out. It never overwrites the
 program, and porting a port changes nothing. On this page:
 
 - [One port from start to end](#one-port-from-start-to-end)

@@ -69,7 +69,10 @@ class Checkpoints(CheckpointFolder):
 
     def save(self, step: int, content: Mapping[str, Any]) -> Path:
         """Write a checkpoint and delete the oldest checkpoints."""
-        plain = _plain(content)
+        try:
+            plain = state_file.plain(dict(content), "checkpoint")
+        except SerializationError as error:
+            raise CheckpointError(f"No checkpoint can be made: {error}") from error
         with _translated():
             return self.write(step, plain)
 
@@ -109,13 +112,6 @@ def load(path: Path) -> dict[str, Any]:
             raise CheckpointError(
                 f"The checkpoint {path} cannot be read: {error}. {_advice(checkpoints, path)}"
             ) from error
-
-
-def _plain(content: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        return state_file.plain(dict(content), "checkpoint")
-    except SerializationError as error:
-        raise CheckpointError(f"No checkpoint can be made: {error}") from error
 
 
 def _require(content: Any) -> None:

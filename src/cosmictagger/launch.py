@@ -21,8 +21,8 @@ from abele.compile.cache import ExecutableCache
 from abele.storage.files import exclusive_file
 from cosmictagger import __version__, backends, checkpoints, instances, models, sources
 from cosmictagger.backends import Backend, Proof, Settings
-from cosmictagger.config.checks import dump, minibatch, plain, settle
-from cosmictagger.config.composing import Config
+from cosmictagger.config.checks import dump, look_up, minibatch, plain, settle
+from cosmictagger.config.composing import Config, leaves
 from cosmictagger.config.keys import ComputeMode, DataFormat, DataKind, ModeKind
 from cosmictagger.errors import ConfigError, CosmicTaggerError
 from cosmictagger.instances import Instances
@@ -229,8 +229,19 @@ def launched(config: Config) -> Iterator[Launch]:
             stack.enter_context(logging_to(folder, instances.index))
         seeds = stack.enter_context(_seeded(config, instances))
         with instances.together("the output folder"), _writable(folder):
-            record_folder = folder if instances.is_first else None
-            record = RunRecord(record_folder, _first(config, seeds, instances.count))
+            facts = {
+                "id": config.run.id,
+                "instances": instances.count,
+                "mode": config.mode.name.name,
+                "config": plain(config),
+                "seeds": {"data": seeds[0], "framework": seeds[1]},
+                "versions": {
+                    "cosmictagger": __version__,
+                    "torch": torch.__version__,
+                    "python": platform.python_version(),
+                },
+            }
+            record = RunRecord(folder if instances.is_first else None, facts)
         stack.enter_context(_ending(record))
         launch = Launch(config, folder, record, *seeds, instances)
         launch.find_files()
@@ -246,7 +257,8 @@ def _joined(config: Config) -> Iterator[Instances]:
     distributed = instances.of_torch if config.run.distributed else instances.alone
     group = makers.get(mode, distributed)()  # type: ignore[arg-type]  settled
     try:
-        group.agree("the configuration", _flat(plain(config)))
+        values = {name: plain(look_up(config, name)) for name in leaves(config)}
+        group.agree("the configuration", values)
         yield group
     except CosmicTaggerError as error:
         error.is_told = group.is_told and not group.is_first
@@ -255,15 +267,6 @@ def _joined(config: Config) -> Iterator[Instances]:
     except BaseException as error:
         group.fail(f"{type(error).__name__}: {error}")
         raise
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten a configuration to dotted keys such as ``run.minibatch_size``."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        nested = isinstance(value, dict)
-        flat |= _flat(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
-    return flat
 
 
 @contextlib.contextmanager
@@ -345,21 +348,6 @@ def _say_what_runs(config: Config, notes: list[str], count: int) -> None:
         logger.info(f"{count} instances share this run; this is the log of all of them.")
     for note in notes:
         warn_once(note)
-
-
-def _first(config: Config, seeds: tuple[int, int], count: int) -> dict[str, Any]:
-    return {
-        "id": config.run.id,
-        "instances": count,
-        "mode": config.mode.name.name,
-        "config": plain(config),
-        "seeds": {"data": seeds[0], "framework": seeds[1]},
-        "versions": {
-            "cosmictagger": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
-    }
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import io
 import json
+import sys
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +34,7 @@ def read(path: Path) -> Project:
         PortError: there is no such script, or a file cannot be read.
     """
     if path.is_dir():
-        sources = [Source.read(each, _name(each, path)) for each in sorted(_python_files(path))]
+        sources = list(_below(path))
         if not sources:
             raise PortError(f"there is no Python file in {path}")
         return Project(sources)
@@ -42,18 +43,18 @@ def read(path: Path) -> Project:
     return Project(_with_imports(path))
 
 
-def _python_files(folder: Path) -> Iterator[Path]:
-    for each in folder.rglob("*.py"):
+def _below(folder: Path) -> Iterator[Source]:
+    """Yield the source files of a folder; print why a file, such as a notebook's, is left out."""
+    for each in sorted(folder.rglob("*.py")):
         below = each.relative_to(folder)
         if any(part in _NO_SOURCES or part.startswith(".") for part in below.parts):
             continue
         folders = [folder / above for above in below.parents if above.name]
         if not any((above / RECORD).exists() for above in folders):  # else of an earlier port
-            yield each
-
-
-def _name(path: Path, folder: Path) -> str:
-    return path.relative_to(folder).as_posix()
+            try:
+                yield Source.read(each, below.as_posix())
+            except PortError as error:
+                print(f"abele port: {error}. This file is left out.", file=sys.stderr)
 
 
 def _with_imports(script: Path) -> list[Source]:
@@ -65,7 +66,7 @@ def _with_imports(script: Path) -> list[Source]:
         for path in _imported(source, folder):
             if path.resolve() not in seen:
                 seen.add(path.resolve())
-                sources.append(Source.read(path, _name(path, folder)))
+                sources.append(Source.read(path, path.relative_to(folder).as_posix()))
     return sources
 
 

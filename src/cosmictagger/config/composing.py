@@ -139,7 +139,7 @@ def _set(config: Config, text: str, key: str, value: str) -> None:
     if key.startswith(_FREE):
         config.framework.environment_variables[key.removeprefix(_FREE)] = value
         return
-    keys = list(_leaves(config))
+    keys = list(leaves(config))
     if key not in keys:
         raise ConfigError(f"{text} was asked for, but there is no key {key}.{_nearest(key, keys)}")
     owner: Any = config
@@ -166,12 +166,12 @@ def _converted(hint: Any, value: str, key: str) -> Any:
     return _SWITCH[value.lower()] if kind is bool else kind(value)
 
 
-def _leaves(owner: Any, prefix: str = "") -> Iterator[str]:
-    """Yield the dotted keys of a configuration."""
+def leaves(owner: Any, prefix: str = "") -> Iterator[str]:
+    """Yield the keys that a configuration has, such as ``run.minibatch_size``."""
     for each in dataclasses.fields(owner):
         value = getattr(owner, each.name)
         if dataclasses.is_dataclass(value):
-            yield from _leaves(value, f"{prefix}{each.name}.")
+            yield from leaves(value, f"{prefix}{each.name}.")
         elif not isinstance(value, dict):
             yield f"{prefix}{each.name}"
 

@@ -302,7 +302,9 @@ class Training:
             alone = self.instances.count == 1
             with Stop(alone) as stop, Bar(total, "train", shown=self.instances.is_first) as bar:
                 for index in range(total):
-                    if self._is_stopped(stop):
+                    if alone:
+                        self._signal = stop.signal
+                    if self._signal is not None:  # of any instance, before the last step
                         break
                     with self.timings.iteration(index):
                         self._iteration(stop)
@@ -312,12 +314,6 @@ class Training:
         finally:
             for summaries in self._summaries.values():
                 summaries.close()
-
-    def _is_stopped(self, stop: Stop) -> bool:
-        """Return whether this instance got a stop signal, or another one before the last step."""
-        if self.instances.count == 1:
-            self._signal = stop.signal
-        return self._signal is not None
 
     def _iteration(self, stop: Stop) -> None:
         every = self.config.run.aux_iterations
@@ -366,14 +362,10 @@ class Training:
             result = self.backend.train_step(batch, rate)
         folder = self.launch.folder / "profiles"
         folder.mkdir(exist_ok=True)
-        name = f"timeline_{self.step}{self._suffix}.json"
+        suffix = "" if self.instances.is_first else f"-{self.instances.index}"
+        name = f"timeline_{self.step}{suffix}.json"
         profile.export_chrome_trace(str(folder / name))
         return result
-
-    @property
-    def _suffix(self) -> str:
-        """The suffix of this instance's files; empty on the first instance."""
-        return "" if self.instances.is_first else f"-{self.instances.index}"
 
     def _checked(self, batch: Batch, result: StepResult, stop: Stop) -> StepResult:
         """Return the result with the loss averaged over all instances; raise if not finite."""

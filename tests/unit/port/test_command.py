@@ -152,6 +152,16 @@ def test_a_file_that_is_imported_is_named_where_it_is_no_python(tmp_path, capsys
     assert not (tmp_path / "new").exists()
 
 
+def test_a_file_of_a_folder_that_is_no_python_does_not_stop_the_others(tmp_path, capsys):
+    (tmp_path / "program").mkdir()
+    (tmp_path / "program" / "run.py").write_text(SCRIPT.read_text())
+    (tmp_path / "program" / "look.py").write_text("x = 1\n%matplotlib inline\n")
+    status, out, err = ported(capsys, tmp_path / "program", "-o", tmp_path / "new")
+    assert (status, "1 file, 1 changed" in out) == (0, True)
+    assert re.search(f"^abele port: look.py:2:1: {NO_PYTHON}.*%matplotlib inline. This file", err)
+    assert {path.name for path in (tmp_path / "new").glob("*.py")} == {"run.py"}
+
+
 @pytest.mark.parametrize("way", ["crlf", "tabs", "mark", "latin-1"])
 def test_ends_of_lines_and_encodings_stay(way, tmp_path, capsys):
     text = SCRIPT.read_text().encode()
