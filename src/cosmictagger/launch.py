@@ -114,12 +114,10 @@ class Launch:
     def _executables(self) -> str | None:
         """Return the folder of compiled programs, None for none; bound the size of the default."""
         named = self.config.run.executable_cache or os.environ.get("POPTORCH_CACHE_DIR")
-        if named:
-            return None if named.lower() in ("false", "no", "0") else named
-        folder = sources.cache_folder() / "executables"
-        if self.instances.is_first:
-            ExecutableCache(folder).prune(_EXECUTABLES_BYTES)
-        return str(folder)
+        if not named:
+            named = str(sources.cache_folder() / "executables")
+            ExecutableCache(named).prune(_EXECUTABLES_BYTES)
+        return None if named.lower() in ("false", "no", "0") else named
 
     def prove(self, backend: Backend) -> None:
         """Write to record and log where the backend runs, unless that is as in the last call."""
@@ -353,24 +351,18 @@ def _say_what_runs(config: Config, notes: list[str], count: int) -> None:
 @contextlib.contextmanager
 def _seeded(config: Config, instances: Instances) -> Iterator[tuple[int, int]]:
     """Choose the seeds; a fixed seed of weights selects deterministic kernels."""
-    random_seed = random.Random(time.time_ns()).randrange(1, 2**31)
-    random_seed = instances.from_first("the seeds", random_seed)
-    data, weights = (
-        getattr(config.data, "seed", 0) or random_seed,
-        config.framework.seed or random_seed,
-    )
+    drawn = random.Random(time.time_ns()).randrange(1, 2**31)
+    drawn = instances.from_first("the seeds", drawn)
+    seeds = {"data.seed": config.data.seed, "framework.seed": config.framework.seed}
     before = torch.are_deterministic_algorithms_enabled()
     state = torch.get_rng_state()
     if config.framework.seed:
         torch.use_deterministic_algorithms(True, warn_only=True)
-    for name, chosen, value in (
-        ("data.seed", getattr(config.data, "seed", 0), data),
-        ("framework.seed", config.framework.seed, weights),
-    ):
-        if not chosen:
-            logger.info(f"{name}={value} was drawn; give it to repeat this run.")
+    for name in [name for name, seed in seeds.items() if not seed]:
+        seeds[name] = drawn
+        logger.info(f"{name}={drawn} was drawn; give it to repeat this run.")
     try:
-        yield data, weights
+        yield seeds["data.seed"], seeds["framework.seed"]
     finally:
         if config.framework.seed:  # the call alone imports torch's compiler, which takes a second
             torch.use_deterministic_algorithms(before)

@@ -79,8 +79,10 @@ def logging_to(folder: Path, instance: int = 0) -> Iterator[None]:
 
 
 def _on_error_of_thread(args: Any) -> None:
-    """Leave out a full disk in TensorBoard's thread, which raises it again at the next scalar."""
-    if not isinstance(args.exc_value, OSError):
+    """Log a full disk in TensorBoard's thread, which raises it again at the next scalar."""
+    if isinstance(args.exc_value, OSError):
+        logger.warning(f"The files of TensorBoard are not complete: {args.exc_value}.")
+    else:
         threading.__excepthook__(args)
 
 

@@ -123,7 +123,7 @@ def test_programs_are_kept_for_the_next_backend(compiled_at_update_2, tmp_path, 
     proof = second.proof()
     assert (proof.interpreted_steps, proof.compiled_steps) == (0, 1)
     assert f"executable {kept.name[:16]}, made in" in proof.line()
-    assert proof.line().endswith("; compiled programs run, from the cache")
+    assert proof.line().endswith("; from the cache: compiled programs run")
     assert kept.stat().st_mtime > 0  # was used last now
     second.close()
 

@@ -31,7 +31,7 @@ def share(events_folder, tmp_path):
 
 def check(ended: list[Ended], *words: str) -> None:
     """All have failed, and all that is printed are errors of ours with these words in one."""
-    assert [one.status for one in ended] == [1] * len(ended)
+    assert {one.status for one in ended} <= {1, 2}
     lines = [line for one in ended for line in one.err.splitlines()]
     assert [line for line in lines if not line.startswith("cosmictagger: ")] == []
     assert [line for line in lines if all(word in line for word in words)], lines

@@ -59,7 +59,7 @@ class Proof:
         evaluation_steps: likewise.
         interpreted_steps: those of both that ran as in plain PyTorch, operator by operator.
         compiled_steps: the other ones, which ran with compiled kernels.
-        programs: which programs run now, and why, in words; empty where there are none.
+        programs: which programs run now, and why, in words; None where there are none.
     """
 
     mode: str
@@ -73,15 +73,15 @@ class Proof:
     evaluation_steps: int
     interpreted_steps: int
     compiled_steps: int
-    programs: str = ""
+    programs: str | None = None
 
     def line(self) -> str:
         """Return the evidence of the device as one line for the banner and the log."""
         if self.executable is not None:
             executable = (
-                f"executable {self.executable[:16]}, made in {self.compile_seconds or 0:.1f} s; "
-                f"{self.programs}"
-            ).removesuffix("; ")
+                f"executable {self.executable[:16]}, made in {self.compile_seconds or 0:.1f} s"
+                f"{f'; {self.programs}' if self.programs else ''}"
+            )
         elif self.target == EAGER:
             executable = "no executable: interpreted by PyTorch"
         elif self.compile_seconds is not None:

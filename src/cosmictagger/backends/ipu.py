@@ -171,9 +171,7 @@ class IpuBackend(Backend):
         executor = self.evaluator if self._optimizer is None else self.trainer
         self._require_executor(executor, "training or evaluation")
         record = executor.build_record
-        target, programs = executor.target, ""
-        if record is not None:
-            programs = record.running.sentence() + ", from the cache" * (record.cache == "hit")
+        target = executor.target
         return self._proof(
             backend=f"poptorch{self._copies()}",
             target=target,
@@ -181,7 +179,8 @@ class IpuBackend(Backend):
             interpreted=self._interpreted,
             executable=executor.executable_hash,
             compile_seconds=record and sum(record.seconds.values(), record.running.compile_s or 0),
-            programs=programs,
+            programs=record
+            and "from the cache: " * (record.cache == "hit") + record.running.sentence(),
         )
 
     def what_runs(self) -> object:
