@@ -127,6 +127,30 @@ def test_the_record_of_a_compiled_mode(run, plane_net):
                 "IPU", "reference")  # fmt: skip
 
 
+def test_the_log_says_when_compiled_programs_take_over(run, plane_net, monkeypatch):
+    monkeypatch.delenv("ABELE_TARGET")
+    monkeypatch.setenv("ABELE_START", "tiered")
+    monkeypatch.setenv("ABELE_SWAP_AT", "2")
+    seen = []
+    noted = training.Training._note
+
+    def note(self, *given):
+        noted(self, *given)
+        proof = record(self.launch.folder)["proof"]
+        seen.append((proof["interpreted_steps"], proof["compiled_steps"]))
+
+    monkeypatch.setattr(training.Training, "_note", note)
+    mode = ("run.compute_mode=IPU", "run.executable_cache=false")
+    _, out = run("run.iterations=4", "run.aux_iterations=0", *mode)
+    assert seen == [(0, 0), (1, 0), (1, 0), (2, 1)]  # before each step, as known when that changed
+    lines = re.findall(r" - Mode IPU: .*; (.*)", (out / "process.log").read_text())
+    assert lines[0].startswith("executable: at the first step")
+    assert lines[1].startswith("programs are interpreted until compiled ones are ready")
+    assert lines[2:] == ["compiled programs run since update 2, interpreted before"]
+    proof = record(out)["proof"]
+    assert (proof["interpreted_steps"], proof["compiled_steps"]) == (2, 2)
+
+
 def test_going_on_is_as_if_nothing_had_happened(run):
     """Batches, validation, rates, statistics, moments and weights: 5 steps, and 2 and 3.
 
