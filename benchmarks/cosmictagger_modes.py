@@ -40,7 +40,7 @@ from cosmictagger.modes.training import Schedule  # noqa: E402
 
 WAYS = {
     "CPU": ["run.compute_mode=CPU"],
-    "IPU": ["run.compute_mode=IPU"],
+    "IPU": ["run.compute_mode=IPU", "run.executable_cache=false"],
     "RDU": ["run.compute_mode=RDU"],
     "compile": ["run.compute_mode=CPU", "framework.compile=True"],
 }
