@@ -7,6 +7,7 @@ cosmictagger compile run.id=NAME run.compute_mode=RDU ...
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
 # of them before ``main``, which says what to install where one is missing.
 _PACKAGES = {"h5py", "tensorboard", "matplotlib"}
 _PRESET = ("--config-name", "-cn")
+# Module and function of each mode.
+_MODES = {
+    "train": ("training", "train"),
+    "inference": ("inference", "infer"),
+    "iotest": ("iotest", "measure"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -119,22 +126,12 @@ def _sorted(arguments: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _run(config: Config) -> int | None:
-    """Run the mode (train, inference, iotest) of a configuration."""
-    from cosmictagger.config.keys import ModeKind
+    """Run the mode of a configuration."""
     from cosmictagger.launch import launched
 
     with launched(config) as launch:
-        if config.mode.name is ModeKind.train:
-            from cosmictagger.modes.training import train
-
-            return train(launch)
-        if config.mode.name is ModeKind.iotest:
-            from cosmictagger.modes.iotest import measure
-
-            return measure(launch)
-        from cosmictagger.modes.inference import infer
-
-        return infer(launch)
+        module, function = _MODES[config.mode.name.name]
+        return getattr(importlib.import_module(f"cosmictagger.modes.{module}"), function)(launch)
 
 
 if __name__ == "__main__":

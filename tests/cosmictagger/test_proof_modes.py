@@ -154,6 +154,7 @@ def test_a_killed_run_ends_with_the_same_weights(undisturbed, killed, source, mo
     out = output(folder, source, mode, "killed")
     before = checkpoints.load(checkpoints.locate(out))
     assert (record(out)["ended"], before["global_step"]) == (None, EVERY)
+    assert record(out)["proof"]["training_steps"] == EVERY  # as of the checkpoint
     assert column(out, "step") == [str(step) for step in range(KILLED - 1)]
     assert main(arguments(folder, source, mode, "killed", STEPS - EVERY)) == 0
     assert losses(out)[KILLED - 1 :] == losses(straight)[EVERY:]

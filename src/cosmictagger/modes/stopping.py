@@ -62,8 +62,8 @@ class Stop(_Handlers):
 
     Attributes:
         signal: the number of the signal that came, or None.
-        is_underway: set after the first step, before which there is nothing to save, so that a
-            signal ends the loop without waiting for a compiler; not ``alone``, others would wait.
+        is_underway: set after the first step. Before it there is nothing to save, so that a signal
+            ends the loop of a process that is ``alone`` without waiting for a compiler.
     """
 
     def __init__(self, alone: bool = False):
