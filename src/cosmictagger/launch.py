@@ -154,8 +154,13 @@ class Launch:
 
         The first instance reads it and gives it to the others.
         """
+        content = None
         with self.instances.together("the checkpoint"):
-            content = self._read_weights() if self.instances.is_first else None
+            path = self._weights_file() if self.instances.is_first else None
+            if path is not None:
+                content = checkpoints.load(path)
+                content["state_dict"] = checkpoints.network_weights(content)
+                content["path"] = str(path)
         return self.instances.tensors_from_first("the checkpoint", content)
 
     def find_files(self) -> None:
@@ -182,15 +187,6 @@ class Launch:
                 "mode.weights_location=random."
             )
         return path
-
-    def _read_weights(self) -> dict[str, Any] | None:
-        path = self._weights_file()
-        if path is None:
-            return None
-        content = checkpoints.load(path)
-        content["state_dict"] = checkpoints.network_weights(content)
-        content["path"] = str(path)
-        return content
 
     def load_for_inference(self, backend: Backend) -> None:
         """Load the weights of a checkpoint into the network."""

@@ -376,11 +376,20 @@ def split_line(split: Mapping[str, float]) -> str:
 def closing_lines(iterations: list[float], images: float) -> list[str]:
     """Return the throughput lines at the end of a run, as CosmicTagger's analysis parses them."""
     rates = throughput(iterations, images)
-    return [f"Total time to batch_process: {sum(iterations):.4f}"] + [
-        f"Total time to batch process {words}: {sum(times):.4f}, throughput: {rates[name]:.4f}"
-        for name, words, times in _without_first(iterations)
-        if name in rates
-    ]
+    lines = [f"Total time to batch_process: {sum(iterations):.4f}"]
+    for name, words, times in _without_first(iterations):
+        if name in rates:
+            lines.append(
+                f"Total time to batch process {words}: {sum(times):.4f}, "
+                f"throughput: {rates[name]:.4f}"
+            )
+    times, busy = sorted(iterations[2:]), os.getloadavg()[0] > (os.cpu_count() or 1) + 1
+    if busy and len(times) > 9 and times[-1] > 100 * times[0] and torch.get_num_threads() > 1:
+        lines.append(
+            f"Steps took {times[0]:.2g} to {times[-1]:.2g} s: their threads wait for each other "
+            "where other programs keep the cores busy. OMP_NUM_THREADS=1 in the environment helps."
+        )
+    return lines
 
 
 class Bar:

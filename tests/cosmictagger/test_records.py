@@ -107,6 +107,16 @@ def test_throughput_leaves_out_the_first_iterations():
     assert len(closing_lines(times[:2], 2)) == 2
 
 
+def test_steps_that_scatter_on_busy_cores_are_explained(monkeypatch):
+    times = [30.0, 30.0, *[0.01] * 20, 1.5]
+    for load, threads, said in ((100.0, 2, True), (0.5, 2, False), (100.0, 1, False)):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0))
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        last = closing_lines(times, 1)[-1]
+        assert last.startswith("Steps took 0.01 to 1.5 s: their threads wait") is said
+    assert "OMP_NUM_THREADS" not in closing_lines(times[:-1], 1)[-1]
+
+
 def test_the_split_of_an_iteration_leaves_out_the_first():
     timings = Timings()
     assert timings.split() == {}
