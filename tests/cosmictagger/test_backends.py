@@ -82,43 +82,13 @@ def test_the_proof_names_target_program_and_steps(devices, mode):
     assert "target" in proof.line()
 
 
-@pytest.fixture
-def compiled_at_update_2(monkeypatch):
-    """Programs are compiled for this processor, and take over at the third update or batch."""
-    monkeypatch.delenv("ABELE_TARGET")
-    monkeypatch.setenv("ABELE_START", "tiered")
-    monkeypatch.setenv("ABELE_SWAP_AT", "2")
-
-
-def test_interpreted_and_compiled_steps_are_counted(compiled_at_update_2, tmp_path):
-    backend = made("IPU", executables=str(tmp_path / "executables"))
-    states = [backend.what_runs()]
-    for step in range(3):
-        trained(backend, 1, first=step)
-        states.append(backend.what_runs())
-        if step == 0:
-            proof = backend.proof()
-            assert "; programs are interpreted until compiled ones are ready" in proof.line()
-            assert (proof.interpreted_steps, proof.compiled_steps) == (1, 0)
-    assert len(set(states)) == 3  # nothing runs, interpreted, compiled
-    assert states[1] == states[2]
-    backend.evaluate_step(batch_of(2))
-    proof = backend.proof()
-    assert (proof.interpreted_steps, proof.compiled_steps) == (3, 1)
-    assert proof.line().endswith("; compiled programs run since update 2, interpreted before")
-    assert proof.counts().endswith("went through it, 3 interpreted and 1 with compiled kernels")
-    backend.close()
-
-
-def test_programs_are_kept_for_the_next_backend(compiled_at_update_2, tmp_path, monkeypatch):
-    folder = tmp_path / "executables"
-    first = made("IPU", executables=str(folder))
-    trained(first, 3)
+def test_programs_are_kept_for_the_next_backend(tmp_path, monkeypatch):
+    monkeypatch.delenv("ABELE_TARGET")  # a processor's programs, which are compiled first
+    first, second = (made("IPU", executables=str(tmp_path)) for _ in range(2))
+    trained(first, 1)
     first.close()
-    (kept,) = folder.glob("*.abele")
+    (kept,) = tmp_path.glob("*.abele")
     os.utime(kept, (0, 0))
-    monkeypatch.delenv("ABELE_SWAP_AT")
-    second = made("IPU", executables=str(folder))
     trained(second, 1)
     proof = second.proof()
     assert (proof.interpreted_steps, proof.compiled_steps) == (0, 1)

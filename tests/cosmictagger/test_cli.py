@@ -154,25 +154,19 @@ def test_built_in_events_are_made_once(run, tmp_path, monkeypatch):
     assert record(out)["steps"] == 4
 
 
-@pytest.mark.parametrize(
-    ("given", "environment", "wanted"),
-    [
-        ("", "", "kept/executables"),
-        ("", "elsewhere", "elsewhere"),
-        ("here", "elsewhere", "here"),
-        ("False", "elsewhere", None),
-    ],
-)
-def test_where_programs_are_kept(run, tmp_path, monkeypatch, capsys, given, environment, wanted):
-    monkeypatch.setenv("COSMICTAGGER_CACHE", "kept")
-    monkeypatch.setenv("POPTORCH_CACHE_DIR", environment)
-
+def test_where_programs_are_kept(run, monkeypatch, capsys):
     def create(network, loss, settings):
         raise ConfigError(f"{settings.executables} is the folder.")
 
     monkeypatch.setattr(launch.backends, "create", create)
-    run("run.iterations=1", f"run.executable_cache={given}")
-    assert f"cosmictagger: {wanted} is the folder." in capsys.readouterr().err
+    monkeypatch.setenv("COSMICTAGGER_CACHE", "kept")
+    for given, environment, wanted in (
+        ("", "", "kept/executables"), ("", "elsewhere", "elsewhere"),
+        ("here", "elsewhere", "here"), ("False", "elsewhere", None),
+    ):  # fmt: skip
+        monkeypatch.setenv("POPTORCH_CACHE_DIR", environment)
+        run("run.iterations=1", f"run.executable_cache={given}")
+        assert f"cosmictagger: {wanted} is the folder." in capsys.readouterr().err
 
 
 def test_a_reader_that_has_seen_enough_is_no_error():
