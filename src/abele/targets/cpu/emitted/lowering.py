@@ -10,8 +10,8 @@ import torch
 
 from abele import arena
 from abele._torch.copies import called_targets
-from abele.passes.of_lowerings.convolutions import half_convolutions
 from abele.passes.of_lowerings.gradients import kept_derivatives, stacked_gradients
+from abele.passes.of_lowerings.half import computed_in_float32
 from abele.passes.of_lowerings.recurrent import recurrent_loops
 from abele.program import Program
 from abele.program.aliasing import lifetimes
@@ -51,7 +51,7 @@ class Emitted(Lowering):
     certain = False
     passes = (
         recurrent_loops,
-        half_convolutions,
+        computed_in_float32,
         stacked_gradients,
         kept_derivatives,
     )

@@ -15,9 +15,10 @@ from abele.arena.running import Arena, kept
 from abele.kernels import binding, build
 from abele.ops.memory_layout import in_layout
 from abele.passes.of_lowerings.channels_last import channels_last
-from abele.passes.of_lowerings.convolutions import half_convolutions, pointwise_before_upsampling
+from abele.passes.of_lowerings.convolutions import pointwise_before_upsampling
 from abele.passes.of_lowerings.fused_sums import fused_sums
 from abele.passes.of_lowerings.fused_updates import fused_adam, fused_sgd, joined_counters
+from abele.passes.of_lowerings.half import computed_in_float32
 from abele.passes.of_lowerings.normalisation import folded_normalisation, fused_normalisation
 from abele.program import Program, is_view
 from abele.program.memory import MemoryUse
@@ -43,7 +44,7 @@ class OpByOp(Lowering):
     name = "op_by_op"
     manner = "run operator by operator"
     passes = (
-        half_convolutions,
+        computed_in_float32,
         fused_normalisation,
         fused_sums,
         pointwise_before_upsampling,  # after the norms: they tell which gradients are zero

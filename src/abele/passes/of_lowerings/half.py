@@ -1,0 +1,102 @@
+"""Programs in float16 that are computed in float32 and stored in float16.
+
+Processors without half arithmetic multiply half matrices and convolve half images 5 to 60 times as
+slowly as float32 ones, and those with it have no fast gradients of convolution weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from abele._torch import is_operator
+from abele.containers import is_sequence
+from abele.passes._edit import editable, finished
+from abele.program import Program, has_effect, is_getitem, is_view, writes
+from abele.program.core import node_phase
+from abele.program.cut import draws
+
+aten = torch.ops.aten
+
+_Node = torch.fx.Node
+_Nodes = dict[_Node, _Node | None]  # values that are now float32, and rounded ones if needed
+# Results that depend on the range of the type of what they read.
+_OF_TYPES = frozenset((aten.nan_to_num.default, aten.isinf.default, aten.isfinite.default))
+
+
+def computed_in_float32(program: Program) -> Program:
+    """Compute the float16 operators of forward and backward in float32.
+
+    Explicit casts, random numbers, writes, updates and results of the program see values that are
+    rounded to float16; in between, values are not rounded.
+    """
+    if not any(map(_is_half, program.graph.graph.nodes)):
+        return program
+    graph = editable(program)
+    narrow: _Nodes = {}
+    for node in list(graph.graph.nodes):
+        if _is_widened(node, narrow):
+            _widen(node, narrow)
+        elif node.op in ("call_function", "output"):
+            _narrow_arguments(node, narrow)
+    return finished(program, graph)
+
+
+def _is_half(value: Any) -> bool:
+    """Return whether a node's value, or one of its values, is a float16 tensor."""
+    if isinstance(value, _Node):
+        value = value.meta.get("val")
+    if is_sequence(value):
+        return any(map(_is_half, value))
+    return isinstance(value, torch.Tensor) and value.dtype is torch.float16
+
+
+def _is_widened(node: _Node, narrow: _Nodes) -> bool:
+    """Return whether an operator reads float16 and may read float32 instead."""
+    given = (*node.args, *node.kwargs.values())
+    if node.op != "call_function" or any(isinstance(each, torch.dtype) for each in given):
+        return False
+    if is_getitem(node) or is_view(node):
+        return node.args[0] in narrow
+    if node_phase(node) == "update" or node.target in _OF_TYPES or not is_operator(node.target):
+        return False
+    if draws(node) or has_effect(node) or writes(node):
+        return False
+    return any(each in narrow or _is_half(each) for each in node.all_input_nodes)
+
+
+def _widen(node: _Node, narrow: _Nodes) -> None:
+    """Read float32 instead of float16, and return it."""
+    for each in node.all_input_nodes:
+        if each not in narrow and _is_half(each):
+            node.replace_input_with(each, _cast(each, torch.float32, before=node))
+    if _is_half(node):
+        node.meta = {**node.meta, "val": _in_float32(node.meta["val"])}
+        narrow[node] = None
+
+
+def _narrow_arguments(node: _Node, narrow: _Nodes) -> None:
+    """Read values that are now float32 as float16 again, rounded where they are computed."""
+    for each in node.all_input_nodes:
+        if each in narrow:
+            rounded = narrow[each]
+            if rounded is None:
+                rounded = narrow[each] = _cast(each, torch.float16, before=each.next)
+            node.replace_input_with(each, rounded)
+
+
+def _cast(value: _Node, dtype: torch.dtype, *, before: _Node) -> _Node:
+    """Add a node that casts a value, with the source line and phase of its reader or itself."""
+    like = before if dtype is torch.float32 else value
+    with before.graph.inserting_before(before):
+        cast = before.graph.call_function(aten._to_copy.default, (value,), {"dtype": dtype})
+    cast.meta = {**like.meta, "val": value.meta["val"].to(dtype)}
+    return cast
+
+
+def _in_float32(value: Any) -> Any:
+    """Return a tensor without data, or several of them, in float32 instead of float16."""
+    if is_sequence(value):
+        return tuple(map(_in_float32, value))
+    return value.to(torch.float32) if _is_half(value) else value
