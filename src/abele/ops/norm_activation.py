@@ -21,6 +21,7 @@ from abele.ops._register import implements, shapes_of
 
 _FORWARD = "abele::norm_activation"
 _BACKWARD = "abele::norm_activation_backward"
+_SAVED = "abele::saved_by_norm"
 _EVALUATION = "abele::scale_shift_activation"
 _OF_SUM = "abele::norm_sum_activation"
 _OF_SUM_BACKWARD = "abele::norm_sum_activation_backward"
@@ -122,6 +123,17 @@ def _backward_shapes(
     return torch.empty_like(kept), torch.empty_like(weight), torch.empty_like(bias)
 
 
+@implements(_SAVED, "(Tensor kept, Tensor y, Tensor copy) -> Tensor")
+def _saved(kept: torch.Tensor, y: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
+    """Return what a norm saves for backward in the type of ``copy``, which is one of y."""
+    return copy if kept.data_ptr() == y.data_ptr() else kept.to(copy.dtype)
+
+
+@shapes_of(_SAVED)
+def _saved_shape(kept: torch.Tensor, y: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(copy)
+
+
 @implements(_EVALUATION, "(Tensor x, Tensor scale, Tensor shift, float slope) -> Tensor")
 def _evaluation(
     x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, slope: float
@@ -203,6 +215,7 @@ def _of_sum_backward_shapes(
 
 forward = torch.ops.abele.norm_activation.default
 backward = torch.ops.abele.norm_activation_backward.default
+saved = torch.ops.abele.saved_by_norm.default
 evaluation = torch.ops.abele.scale_shift_activation.default
 of_sum = torch.ops.abele.norm_sum_activation.default
 of_sum_backward = torch.ops.abele.norm_sum_activation_backward.default

@@ -43,6 +43,8 @@ _ALWAYS_LAST = (WINOGRAD, PATCHES, POINTWISE)
 
 # Operators that keep the order of their images if all images have the same order.
 _FOLLOWERS = {
+    aten._to_copy.default,
+    norm_activation.saved,
     aten.add.Tensor,
     aten.sub.Tensor,
     aten.mul.Tensor,

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 
 from abele._torch import is_operator
+from abele._torch.copies import new_call
 from abele.containers import is_sequence
+from abele.ops import norm_activation
 from abele.passes._edit import editable, finished
-from abele.program import Program, has_effect, is_getitem, is_view, writes
+from abele.program import Program, has_effect, is_getitem, is_view, node_argument, writes
 from abele.program.core import node_phase
 from abele.program.cut import draws
 
@@ -21,6 +23,10 @@ aten = torch.ops.aten
 
 _Node = torch.fx.Node
 _Nodes = dict[_Node, _Node | None]  # values that are now float32, and rounded ones if needed
+# Key of the metadata of values that a captured program stores in float16.
+_STORED = "stored_in_float16"
+# Smaller values, in elements, are not worth a cast; uses up to so many nodes later read float32.
+_LARGE, _NEAR = 2**14, 16
 # Results that depend on the range of the type of what they read.
 _OF_TYPES = frozenset((aten.nan_to_num.default, aten.isinf.default, aten.isfinite.default))
 
@@ -38,9 +44,68 @@ def computed_in_float32(program: Program) -> Program:
     for node in list(graph.graph.nodes):
         if _is_widened(node, narrow):
             _widen(node, narrow)
+        elif node.target is aten._to_copy.default and is_getitem(node.args[0]) and node.users:
+            # Of running statistics: fusions want them unread until the norm's result is.
+            next(iter(node.users)).prepend(node)
         elif node.op in ("call_function", "output"):
             _narrow_arguments(node, narrow)
     return finished(program, graph)
+
+
+def stored_in_float16(program: Program) -> Program:
+    """Store large values of float16 programs in float16 between uses far from each other."""
+    if not any(_STORED in node.meta for node in program.graph.graph.nodes):
+        return program
+    graph = editable(program)
+    order = {node: index for index, node in enumerate(graph.graph.nodes)}
+    rounded: dict[_Node, _Node] = {}
+    for node in order:
+        if _STORED not in node.meta or not _is_large(node):
+            continue
+        far = [user for user in node.users if order[user] - order[node] > _NEAR]
+        if far:
+            _read_rounded(node, far, _rounded(node, rounded), order)
+    return finished(program, graph)
+
+
+def _is_large(node: _Node) -> bool:
+    value = node.meta["val"]
+    if not isinstance(value, torch.Tensor) or value.dtype is not torch.float32:
+        return False
+    return value.numel() >= _LARGE
+
+
+def _rounded(node: _Node, known: dict[_Node, _Node]) -> _Node:
+    """Return the float16 copy of a value; what a norm saves mostly is its result, copied once."""
+    if node in known:
+        return known[node]
+    origin = node_argument(node, 0) if is_getitem(node) else node
+    first = _result_of_norm(origin) if node.args[1:] == (1,) else None
+    if first is None:
+        known[node] = _cast(node, torch.float16, before=node.next)
+    else:
+        copy = _rounded(first, known)
+        after = max(node, copy, key=list(node.graph.nodes).index)
+        with node.graph.inserting_after(after):
+            arguments = (node, first, copy)
+            known[node] = new_call(node.graph, norm_activation.saved, arguments, copy.meta)
+    return known[node]
+
+
+def _result_of_norm(norm: _Node) -> _Node | None:
+    """Return the result of a norm that saves it for backward where it can; None for others."""
+    if norm.target is not norm_activation.forward or not norm.args[7]:
+        return None
+    return next((user for user in norm.users if is_getitem(user) and user.args[1] == 0), None)
+
+
+def _read_rounded(node: _Node, users: list[_Node], copy: _Node, order: dict[_Node, int]) -> None:
+    """Read a value from its float16 copy, cast once for users near each other."""
+    wide, at = node, None
+    for user in sorted(users, key=order.__getitem__):
+        if at is None or order[user] - at > _NEAR:
+            wide, at = _cast(copy, torch.float32, before=user), order[user]
+        user.replace_input_with(node, wide)
 
 
 def _is_half(value: Any) -> bool:
@@ -73,6 +138,7 @@ def _widen(node: _Node, narrow: _Nodes) -> None:
             node.replace_input_with(each, _cast(each, torch.float32, before=node))
     if _is_half(node):
         node.meta = {**node.meta, "val": _in_float32(node.meta["val"])}
+        node.meta[_STORED] = True
         narrow[node] = None
 
 

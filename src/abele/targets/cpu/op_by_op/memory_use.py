@@ -114,6 +114,8 @@ class _Memories:
             index, first = overwritten(node, lifetimes), _result(node, 0)
             if node.target is norm_activation.forward:
                 self._norm(node, first, index)
+            elif node.target is norm_activation.saved:
+                self._taken[node] = self.of(node_argument(node, 2))
             elif index is not None and first is not None:
                 self._taken[first] = self.of(node_argument(node, index))
 
