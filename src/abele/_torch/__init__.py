@@ -47,7 +47,6 @@ from torch.fx.experimental.proxy_tensor import (  # noqa: E402
 )
 
 from abele._torch.contexts import (  # noqa: E402
-    computes_half_convolutions,
     is_transformed,
     recomputed_within,
     with_outer_onednn,
@@ -72,7 +71,6 @@ __all__ = [
     "Interception",
     "OpOverload",
     "OpOverloadPacket",
-    "computes_half_convolutions",
     "disable_proxy_modes_tracing",
     "get_proxy_mode",
     "graph_of",

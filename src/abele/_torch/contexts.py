@@ -112,13 +112,6 @@ def _watch_calls() -> None:
 _outer: contextvars.ContextVar[bool] = contextvars.ContextVar("outer", default=True)
 
 
-def computes_half_convolutions() -> bool:
-    """Return whether torch leaves float16 convolutions to oneDNN on this processor."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
-
-
 @contextlib.contextmanager
 def without_onednn() -> Generator[None]:
     """Keep torch from choosing oneDNN-only operators in a ``with`` block."""

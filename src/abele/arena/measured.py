@@ -11,7 +11,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Container, Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -20,6 +20,7 @@ from abele.arena.places import Allocation
 from abele.arena.running import available, recorded
 from abele.containers import is_sequence
 from abele.ops import lstm
+from abele.ops.half_products import in_float32, is_half_product
 from abele.program.memory import MemoryUse, Piece
 
 aten = torch.ops.aten
@@ -91,7 +92,6 @@ def with_inner(
         inside = _inside(node, node in channels_last)
         if inside is None:
             continue
-        pieces += _patches(node, step, node in channels_last)
         results |= {(node, index): each for index, each in inside.results.items()}
         pieces += _temporary(inside, node, step)
     made = [_moved(each, results.get((each.node, each.result))) for each in use.pieces]
@@ -123,31 +123,6 @@ def _temporary(inside: _Inside, node: torch.fx.Node | None, step: int) -> Iterat
             end=each.end,
             inner=True,
         )
-
-
-def _patches(node: torch.fx.Node, step: int, channels_last: bool) -> Iterator[Piece]:
-    """Yield torch's im2col buffers from malloc, which the recording misses.
-
-    Torch's own float16 convolution is a GEMM with im2col buffers: one per thread for an input
-    gradient, and as much again for sums in float32.
-    """
-    is_backward = node.target is aten.convolution_backward.default
-    if not (is_backward or node.target is aten.convolution.default):
-        return
-    x, w = (_value(node, index + is_backward) for index in range(2))
-    if x.dtype is not torch.float16 or _torch.computes_half_convolutions():
-        return
-    *_, transposed, _, _ = node.args[:-1] if is_backward else node.args
-    last = channels_last or any(each.dim() == 4 and not each.is_contiguous() for each in (x, w))
-    if is_backward and not transposed and cast("list[bool]", node.args[-1])[0]:
-        per_thread, image = 1 if last else 3, _value(node, 0)
-        copies = per_thread * min(torch.get_num_threads(), x.shape[0])
-    elif transposed and not is_backward and not last:
-        copies, image = 2, x
-    else:
-        return
-    size = copies * w[0].numel() * math.prod(image.shape[2:]) * w.element_size()
-    yield Piece(node=node, result=-1, first=step, last=step, size=size, inner=True)
 
 
 def _inside(node: torch.fx.Node, channels_last: bool) -> _Inside | None:
@@ -231,6 +206,8 @@ def _run(node: torch.fx.Node, channels_last: bool, batch: int | None) -> _Inside
         for index, each in enumerate(node.args)
     ]
     target: Any = node.target
+    if is_half_product(node):
+        target = in_float32(target)
     with torch.no_grad(), recorded() as allocations:
         value = target(*arguments, **node.kwargs)
     values: Sequence[Any] = value if is_sequence(value) else [value]

@@ -16,6 +16,7 @@ import torch
 
 from abele import _torch
 from abele.containers import is_dict, is_sequence
+from abele.ops.half_products import in_float32, is_half_product
 from abele.program import Program, has_effect, is_getitem, writes
 from abele.program.aliasing import last_uses
 from abele.program.cut import draws
@@ -144,7 +145,9 @@ def called(node: torch.fx.Node) -> Callable[..., Any]:
         return target
     called = cast("_torch.OpOverload", target)
     direct = _DIRECT.get(called)
-    return _torch.kernel_of(called) if direct is None or _has_numbers(node, called) else direct
+    if direct is None or _has_numbers(node, called):
+        direct = _torch.kernel_of(called)
+    return in_float32(direct) if is_half_product(node) else direct
 
 
 def _has_numbers(node: torch.fx.Node, called: _torch.OpOverload) -> bool:

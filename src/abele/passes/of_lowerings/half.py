@@ -26,7 +26,7 @@ _Nodes = dict[_Node, _Node | None]  # values that are now float32, and rounded o
 # Key of the metadata of values that a captured program stores in float16.
 _STORED = "stored_in_float16"
 # Smaller values, in elements, are not worth a cast; uses up to so many nodes later read float32.
-_LARGE, _NEAR = 2**14, 16
+_LARGE, _NEAR = 2**16, 16
 # Results that depend on the range of the type of what they read.
 _OF_TYPES = frozenset((aten.nan_to_num.default, aten.isinf.default, aten.isfinite.default))
 

@@ -23,7 +23,7 @@ TYPES: dict[torch.dtype, str] = {
     torch.bool: "bool",
 }
 
-#: Types that only loops of GPUs know, and the one that these compute with instead, as torch does.
+#: Types that loops compute with in float32 instead, rounding each result, as torch does.
 HALF: dict[torch.dtype, str] = {torch.float16: "abele::Half", torch.bfloat16: "abele::Bfloat"}
 COMPUTED: dict[torch.dtype, torch.dtype] = dict.fromkeys(HALF, torch.float32)
 #: What C++ calls all of them.

@@ -10,7 +10,7 @@ import torch
 from abele.program import Program, has_effect, is_getitem, is_view, subgraphs
 from abele.targets.cpu.emitted import build
 from abele.targets.cpu.emitted.calls import HANDLERS, attention, convolutions
-from abele.targets.translation.pointwise import RULES, TYPES
+from abele.targets.translation.pointwise import NAMES, RULES
 from abele.targets.translation.translate import VIEWS
 
 aten = torch.ops.aten
@@ -65,7 +65,7 @@ def _is_expressible(node: torch.fx.Node) -> bool:
     if node.target in attention.HANDLERS:
         return attention.is_ours(node)
     known = node.target in RULES or node.target in HANDLERS or node.target is aten.copy_.default
-    return known and all(value.dtype in TYPES for value in _values(node))
+    return known and all(value.dtype in NAMES for value in _values(node))
 
 
 def _values(node: torch.fx.Node) -> Iterator[torch.Tensor]:

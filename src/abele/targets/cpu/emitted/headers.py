@@ -22,7 +22,7 @@ from abele.storage import temporary
 FOLDER = Path(__file__).parent / "cpp"
 #: What files include: from this folder, and from that of the kernels, which have some of it too.
 NAMES = (
-    *("math.h", "activations.h", "parallel.h", "sums.h", "norms.h", "losses.h"),
+    *("math.h", "half.h", "activations.h", "parallel.h", "sums.h", "norms.h", "losses.h"),
     *("tables.h", "matrix.h", "kernels.h", "repeat.h"),
 )
 _NAME = "abele_headers_"

@@ -39,7 +39,7 @@ from abele.targets.index_checks import checked
 from abele.targets.translation.groups import Unit, grouped, kernel_choices
 from abele.targets.translation.operations import Foreign
 from abele.targets.translation.places import Buffer, Kind
-from abele.targets.translation.pointwise import TYPES
+from abele.targets.translation.pointwise import NAMES
 from abele.targets.translation.translate import Translator
 
 
@@ -147,7 +147,7 @@ class Plan:
 
     def __init__(self, program: Program):
         self._program = program
-        self.translation = Translator(program, HANDLERS, TYPES)
+        self.translation = Translator(program, HANDLERS, NAMES)
         self._returned = returned = {place.buffer for place in self.translation.outputs}
         operations = rematerialize_norms(self.translation.operations, returned)
         units = fuse_gemm_epilogues(grouped(operations))

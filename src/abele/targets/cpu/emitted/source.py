@@ -15,7 +15,7 @@ from abele.targets.translation import loops
 from abele.targets.translation.groups import Unit
 from abele.targets.translation.operations import Call, ChannelCall, Foreign
 from abele.targets.translation.places import Buffer, Kind, Place
-from abele.targets.translation.pointwise import TYPES
+from abele.targets.translation.pointwise import NAMES
 
 REPEAT = "abele_repeat"  # a function: several runs, of programs that are one segment
 _VISIBLE = '__attribute__((visibility("default")))'
@@ -230,7 +230,7 @@ class _Writer:
         return call.text.format(*pointers) + ";"
 
     def _place(self, place: Place) -> str:
-        return self._pointer(place.buffer, place.offset, TYPES[place.dtype])
+        return self._pointer(place.buffer, place.offset, NAMES[place.dtype])
 
 
 def _segment(name: str, first: list[str], lines: list[str]) -> str:
