@@ -40,10 +40,12 @@ def computed_in_float32(program: Program) -> Program:
     if not any(map(_is_half, program.graph.graph.nodes)):
         return program
     graph = editable(program)
-    narrow: _Nodes = {}
+    narrow, small = _Nodes(), _Nodes()
     for node in list(graph.graph.nodes):
+        if writes(node):
+            small.clear()
         if _is_widened(node, narrow):
-            _widen(node, narrow)
+            _widen(node, narrow, small)
         elif node.target is aten._to_copy.default and is_getitem(node.args[0]) and node.users:
             # Of running statistics: fusions want them unread until the norm's result is.
             next(iter(node.users)).prepend(node)
@@ -131,11 +133,14 @@ def _is_widened(node: _Node, narrow: _Nodes) -> bool:
     return any(each in narrow or _is_half(each) for each in node.all_input_nodes)
 
 
-def _widen(node: _Node, narrow: _Nodes) -> None:
-    """Read float32 instead of float16, and return it."""
+def _widen(node: _Node, narrow: _Nodes, small: _Nodes) -> None:
+    """Read float32 instead of float16, and return it; casts of small values are shared."""
     for each in node.all_input_nodes:
         if each not in narrow and _is_half(each):
-            node.replace_input_with(each, _cast(each, torch.float32, before=node))
+            wide = small.get(each) or _cast(each, torch.float32, before=node)
+            if each.meta["val"].numel() < _LARGE:
+                small[each] = wide
+            node.replace_input_with(each, wide)
     if _is_half(node):
         node.meta = {**node.meta, "val": _in_float32(node.meta["val"])}
         node.meta[_STORED] = True

@@ -209,8 +209,11 @@ class LoopWriter:
         ]
         name = self._name()
         result = operation.result
-        kind = NAMES[result.dtype]
-        lines.append(f"const {kind} {name} = {kind}({operation.expression(*texts)});")
+        kind, value = NAMES[result.dtype], operation.expression(*texts)
+        source = operation.operands[0] if operation.operands else None
+        if [value] == texts[:1] and isinstance(source, Place) and source.dtype is result.dtype:
+            value = self._values[self._key(source)]  # a copy, which need not be rounded again
+        lines.append(f"const {kind} {name} = {kind}({value});")
         self._values[self._key(result)] = name
         if result.buffer in self._kept:
             pointer = self._pointer(result)
