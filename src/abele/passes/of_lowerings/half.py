@@ -1,4 +1,4 @@
-"""Programs in float16 that are computed in float32 and stored in float16.
+"""Programs in float16 or bfloat16 that are computed in float32 and stored in 16 bits.
 
 Processors without half arithmetic multiply half matrices and convolve half images 5 to 60 times as
 slowly as float32 ones, and those with it have no fast gradients of convolution weights.
@@ -23,19 +23,20 @@ aten = torch.ops.aten
 
 _Node = torch.fx.Node
 _Nodes = dict[_Node, _Node | None]  # values that are now float32, and rounded ones if needed
-# Key of the metadata of values that a captured program stores in float16.
-_STORED = "stored_in_float16"
+# Key of the metadata of float32 values: the 16-bit type of a captured program.
+_STORED = "stored_in"
 # Smaller values, in elements, are not worth a cast; uses up to so many nodes later read float32.
+_NARROW = (torch.float16, torch.bfloat16)
 _LARGE, _NEAR = 2**16, 16
 # Results that depend on the range of the type of what they read.
 _OF_TYPES = frozenset((aten.nan_to_num.default, aten.isinf.default, aten.isfinite.default))
 
 
 def computed_in_float32(program: Program) -> Program:
-    """Compute the float16 operators of forward and backward in float32.
+    """Compute the 16-bit operators of forward and backward in float32.
 
     Explicit casts, random numbers, writes, updates and results of the program see values that are
-    rounded to float16; in between, values are not rounded.
+    rounded to 16 bits; in between, values are not rounded.
     """
     if not any(map(_is_half, program.graph.graph.nodes)):
         return program
@@ -54,7 +55,7 @@ def computed_in_float32(program: Program) -> Program:
     return finished(program, graph)
 
 
-def stored_in_float16(program: Program) -> Program:
+def stored_in_16_bits(program: Program) -> Program:
     """Store large values of float16 programs in float16 between uses far from each other."""
     if not any(_STORED in node.meta for node in program.graph.graph.nodes):
         return program
@@ -84,7 +85,7 @@ def _rounded(node: _Node, known: dict[_Node, _Node]) -> _Node:
     origin = node_argument(node, 0) if is_getitem(node) else node
     first = _result_of_norm(origin) if node.args[1:] == (1,) else None
     if first is None:
-        known[node] = _cast(node, torch.float16, before=node.next)
+        known[node] = _cast(node, node.meta[_STORED], before=node.next)
     else:
         copy = _rounded(first, known)
         after = max(node, copy, key=list(node.graph.nodes).index)
@@ -116,7 +117,7 @@ def _is_half(value: Any) -> bool:
         value = value.meta.get("val")
     if is_sequence(value):
         return any(map(_is_half, value))
-    return isinstance(value, torch.Tensor) and value.dtype is torch.float16
+    return isinstance(value, torch.Tensor) and value.dtype in _NARROW
 
 
 def _is_widened(node: _Node, narrow: _Nodes) -> bool:
@@ -142,8 +143,9 @@ def _widen(node: _Node, narrow: _Nodes, small: _Nodes) -> None:
                 small[each] = wide
             node.replace_input_with(each, wide)
     if _is_half(node):
-        node.meta = {**node.meta, "val": _in_float32(node.meta["val"])}
-        node.meta[_STORED] = True
+        value = node.meta["val"]
+        first = next(each for each in (value if is_sequence(value) else [value]) if _is_half(each))
+        node.meta = {**node.meta, "val": _in_float32(value), _STORED: first.dtype}
         narrow[node] = None
 
 
@@ -153,7 +155,7 @@ def _narrow_arguments(node: _Node, narrow: _Nodes) -> None:
         if each in narrow:
             rounded = narrow[each]
             if rounded is None:
-                rounded = narrow[each] = _cast(each, torch.float16, before=each.next)
+                rounded = narrow[each] = _cast(each, each.meta[_STORED], before=each.next)
             node.replace_input_with(each, rounded)
 
 

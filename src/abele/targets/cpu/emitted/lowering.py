@@ -11,7 +11,7 @@ import torch
 from abele import arena
 from abele._torch.copies import called_targets
 from abele.passes.of_lowerings.gradients import kept_derivatives, stacked_gradients
-from abele.passes.of_lowerings.half import computed_in_float32, stored_in_float16
+from abele.passes.of_lowerings.half import computed_in_float32, stored_in_16_bits
 from abele.passes.of_lowerings.recurrent import recurrent_loops
 from abele.program import Program
 from abele.program.aliasing import lifetimes
@@ -54,7 +54,7 @@ class Emitted(Lowering):
         computed_in_float32,
         stacked_gradients,
         kept_derivatives,
-        stored_in_float16,
+        stored_in_16_bits,
     )
 
     def why(self, program: Program) -> str | None:

@@ -52,7 +52,7 @@ def why(program: Program) -> str | None:
         if node.target is not aten.convolution.default:
             continue
         result, weight = node.meta["val"], node_argument(node, 1).meta["val"]
-        if result.dim() != 4 or result.dtype not in (torch.float32, torch.float16):
+        if result.dim() != 4 or result.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             continue
         adds = result.numel() * math.prod(weight.shape[1:])
         total += adds

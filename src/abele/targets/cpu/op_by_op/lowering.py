@@ -18,7 +18,7 @@ from abele.passes.of_lowerings.channels_last import channels_last
 from abele.passes.of_lowerings.convolutions import pointwise_before_upsampling
 from abele.passes.of_lowerings.fused_sums import fused_sums
 from abele.passes.of_lowerings.fused_updates import fused_adam, fused_sgd, joined_counters
-from abele.passes.of_lowerings.half import computed_in_float32, stored_in_float16
+from abele.passes.of_lowerings.half import computed_in_float32, stored_in_16_bits
 from abele.passes.of_lowerings.normalisation import folded_normalisation, fused_normalisation
 from abele.program import Program, is_view
 from abele.program.memory import MemoryUse
@@ -52,7 +52,7 @@ class OpByOp(Lowering):
         fused_adam,
         fused_sgd,
         joined_counters,
-        stored_in_float16,
+        stored_in_16_bits,
         channels_last,  # last: it asks what each operator has become
     )
 
