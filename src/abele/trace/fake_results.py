@@ -7,7 +7,7 @@ thousand times. Three parts share that work:
 
 - ``key_of_call``: the layouts and arguments that results depend on;
 - ``stated_results``: results of batch norms, stated here because torch would decompose them. Stated
-  are plain cases: float32 or float64 on the host, images contiguous or with channels last;
+  are plain cases: of one floating type on the host, images contiguous or with channels last;
 - ``actual``: corrected strides of results that torch lays out differently without data than with.
   A trace relies on strides: it would create a view where the kernel's result needs a copy.
 """
@@ -93,7 +93,7 @@ def _key(value: Any, of_tensor: OfTensor) -> Hashable:
 # -- stated results --------------------------------------------------------------------------------
 
 _Results = tuple[torch.Tensor, ...] | torch.Tensor | None
-_TYPES = (torch.float32, torch.float64)
+_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _ORDERS = (torch.contiguous_format, torch.channels_last)
 
 
@@ -169,7 +169,8 @@ def _pure_batch_norm(*args: Any) -> tuple[torch.Tensor, ...] | None:
     results = _batch_norm(*args)
     if results is None:
         return None
-    return *results, *map(torch.empty_like, args[3:5])
+    dtype = torch.promote_types(args[3].dtype, torch.float32)  # running statistics are not rounded
+    return *results, *(torch.empty_like(each, dtype=dtype) for each in args[3:5])
 
 
 def _batch_norm_backward(
