@@ -1,6 +1,7 @@
 """The ladder for half models: eager = reference, bitwise; compiled close to it.
 
-The eager rule: forward and backward in half; gradients and weights are widened, the update is
+The eager rule: forward and backward in half, products and convolutions computed in float32 and
+rounded once; gradients and weights are widened, the update is
 torch.optim's in float32 on float32 state, and the new weight is rounded to half once.
 
 Compiled code keeps intermediate values of a chain of operations in float32 where eager rounds each
@@ -20,6 +21,7 @@ from abele import StepConfig
 from abele.compile.verdict import HALF_TOLERANCE
 from abele.step.loss_scaling import AutomaticScaling
 from helpers.runs import (
+    HalfProductsInFloat32,
     Trained,
     assert_close_by_norm,
     assert_same_bits,
@@ -77,8 +79,9 @@ def eager(module, optimizer, scale=1.0, **settings):
     outputs = []
     for batch in batches():
         module.zero_grad()
-        results = flat(module(*batch))
-        results[-1].backward(torch.tensor(scale))
+        with HalfProductsInFloat32():
+            results = flat(module(*batch))
+            results[-1].backward(torch.tensor(scale))
         for name, value in module.named_parameters():
             wide[name].copy_(value.detach())
             wide[name].grad = value.grad.float() / scale

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from abele import build, get_target
 from abele.capture import Captured, capture
@@ -14,6 +15,7 @@ from abele.collectives.torch_group import Collective
 from abele.compile.build import BuildRecord
 from abele.compile.cache import ExecutableCache
 from abele.compile.executable import Executable
+from abele.ops import half_products
 from abele.runtime.observers import Observer
 from abele.runtime.session import Session
 from abele.step.config import StepConfig
@@ -197,6 +199,16 @@ def run(session: Session, batches: Sequence[Batch], seed: int = 3) -> Trained:
         {name: value.cpu() for name, value in session.params.items()},
         {name: value.cpu() for name, value in session.buffers[0].items()},
     )
+
+
+class HalfProductsInFloat32(TorchDispatchMode):
+    """While open, torch computes half products and convolutions in float32 and rounds them once."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Compute one operator."""
+        if func not in half_products.OPERATORS:
+            return func(*args, **(kwargs or {}))
+        return half_products.in_float32(func)(*args, **(kwargs or {}))
 
 
 def run_eagerly(

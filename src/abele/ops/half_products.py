@@ -16,7 +16,8 @@ from abele.containers import is_sequence
 
 aten = torch.ops.aten
 
-_OPERATORS = frozenset(
+#: Products and convolutions.
+OPERATORS = frozenset(
     (
         *(aten.convolution.default, aten.convolution_backward.default, aten.mm.default),
         *(aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.mv.default),
@@ -27,8 +28,10 @@ _OPERATORS = frozenset(
 
 def is_half_product(node: torch.fx.Node) -> bool:
     """Return whether a node is a product or convolution of float16 tensors on the host."""
-    value = node.args[0].meta["val"] if node.target in _OPERATORS else None  # type: ignore[union-attr]
-    return value is not None and value.dtype is torch.float16 and value.device.type == "cpu"
+    if node.target not in OPERATORS:
+        return False
+    value = node.all_input_nodes[0].meta["val"]
+    return value.dtype is torch.float16 and value.device.type == "cpu"
 
 
 def in_float32(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,7 +9,6 @@ import importlib
 import inspect
 import logging
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.utils import checkpoint
 
-from abele import _torch, processor
+from abele import _torch
 from abele._torch import dynamo, graphs
 from abele._torch.contexts import counted_as_parameters, scripted_functions_replaced
 
@@ -391,14 +390,6 @@ def test_onednn_is_left_alone_afterwards():
             assert torch.backends.mkldnn.enabled == before
         assert not torch.backends.mkldnn.enabled
     assert torch.backends.mkldnn.enabled == before
-
-
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="names of instructions are those of x86")
-def test_onednn_computes_half_convolutions_where_the_processor_computes_with_half_numbers():
-    if processor.has("avx512_fp16"):
-        assert _torch.computes_half_convolutions()
-    elif not processor.has("avx_ne_convert"):
-        assert not _torch.computes_half_convolutions()
 
 
 def test_cudnns_lstm_is_one_of_gpus():

@@ -1,0 +1,168 @@
+"""Programs in 16 bits are computed in float32 and stored in 16 bits between far uses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from abele import passes
+from abele.ops import half_products
+from abele.passes.of_lowerings.half import computed_in_float32, stored_in_16_bits
+from abele.program import is_view
+from abele.targets.cpu import TARGET as CPU
+from abele.targets.reference import Interpreter, Reference
+from helpers.runs import captured, rule_for, run, run_eagerly, started
+
+aten = torch.ops.aten
+HALVES = [torch.float16, torch.bfloat16]
+
+
+class Lowered(Interpreter):
+    passes = (computed_in_float32, stored_in_16_bits)
+
+
+class Here(Reference):
+    lowerings = (Lowered(),)
+
+
+class Net(nn.Module):
+    """A layer behind a linear map of channels, so that images need a gradient, and a sum."""
+
+    def __init__(self, layer):
+        super().__init__()
+        first = nn.Conv1d if isinstance(layer, nn.Conv1d) else nn.Conv2d
+        self.layers = nn.Sequential(first(3, 4, 1), layer)
+
+    def forward(self, images, wanted):
+        return nn.functional.mse_loss(self.layers(images).flatten(1).mean(1), wanted)
+
+
+LAYERS = {
+    "plain": lambda: nn.Conv2d(4, 5, 3),
+    "strided, without bias": lambda: nn.Conv2d(4, 6, 3, 2, 1, bias=False),
+    "of each channel": lambda: nn.Conv2d(4, 8, 3, padding=1, groups=4),
+    "transposed": lambda: nn.ConvTranspose2d(4, 5, 2, 2),
+    "of rows": lambda: nn.Conv1d(4, 5, 3),
+    "normalised": lambda: nn.Sequential(nn.BatchNorm2d(4), nn.LeakyReLU(), nn.Conv2d(4, 4, 1)),
+    "pooled": lambda: nn.Sequential(nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 1)),
+}
+
+
+def net(kind):
+    torch.manual_seed(0)
+    return Net(LAYERS[kind]())
+
+
+def batches(kind, dtype, count=2):
+    generator = torch.Generator().manual_seed(1)
+    edges = (9,) if kind == "of rows" else (7, 9)
+    made = [
+        (torch.randn(4, 3, *edges, generator=generator), torch.randn(4, generator=generator))
+        for _ in range(count)
+    ]
+    return [tuple(each.bfloat16().to(dtype) for each in batch) for batch in made]
+
+
+def distance(trained, exact):
+    """How far updated weights are from those of float64, of what an update changes."""
+    values = [trained.params[name].double() - value for name, value in exact.params.items()]
+    return torch.cat([each.flatten() for each in values]).norm()
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_step_is_no_further_from_float64_than_plain_pytorchs(kind, dtype, monkeypatch):
+    monkeypatch.setattr("abele.passes.of_lowerings.half._LARGE", 1)
+    monkeypatch.setattr("abele.passes.of_lowerings.half._NEAR", 1)
+
+    def eagerly(other):
+        model = net(kind).to(dtype).to(other)
+        return run_eagerly(model, torch.optim.SGD(model.parameters(), lr=0.5), batches(kind, other))
+
+    data, model = batches(kind, dtype), net(kind).to(dtype)
+    rule = rule_for(model, "sgd", lr=0.5, momentum=0.0)
+    ours = run(started(model, data[0], rule, target=Here())[0], data)
+    exact = eagerly(torch.float64)
+    assert all(each.dtype is dtype for each in ours.params.values())
+    assert distance(ours, exact) <= 1.05 * distance(eagerly(dtype), exact) + 1e-4
+
+
+def step(model, batch):
+    return passes.run(captured(model, batch, rule=rule_for(model, "sgd")).programs[0])
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_only_casts_updates_and_views_of_parameters_are_left_in_half(kind):
+    after = computed_in_float32(step(net(kind).half(), batches(kind, torch.float16)[0]))
+    after.verify()
+    for node in after.graph.graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "call_function" and getattr(value, "dtype", None) is torch.float16:
+            usual = node.target in (aten._to_copy.default, aten.copy.default, aten.copy_.default)
+            assert usual or is_view(node), node.format_node()
+
+
+def test_float32_programs_stay_as_they_are():
+    before = step(net("plain"), batches("plain", torch.float32)[0])
+    assert computed_in_float32(before) is before
+    assert stored_in_16_bits(before) is before
+
+
+class Random(nn.Module):
+    """A dropout, an explicit cast and an operator that asks for the range of its type."""
+
+    def forward(self, x):
+        rounded = (x * x).half().float()
+        return nn.functional.dropout(x, 0.5), rounded, torch.nan_to_num(x * 40_000)
+
+
+def test_random_numbers_explicit_casts_and_ranges_are_those_of_half():
+    x = torch.randn(64, 64).half()
+    ours = run(started(Random(), (x,), target=Here())[0], [(x,)]).outputs[0]
+    expected = run(started(Random(), (x,), target="reference")[0], [(x,)]).outputs[0]
+    for value, wanted in zip(ours, expected, strict=True):
+        torch.testing.assert_close(value, wanted, rtol=0, atol=0)
+
+
+class Far(nn.Module):
+    """A large value that is read at once and, in backward, much later."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(12)))
+
+    def forward(self, x):
+        return nn.functional.mse_loss(self.layers(x).float(), torch.zeros(()))
+
+
+def test_large_values_are_kept_in_half_until_backward_reads_them():
+    x = torch.randn(4, 4, 64, 64).half()
+    before = computed_in_float32(step(Far().half(), (x,)))
+    after = stored_in_16_bits(before)
+    after.verify()
+    order = {node: index for index, node in enumerate(after.graph.graph.nodes)}
+    spans = {torch.float16: 0, torch.float32: 0}
+    for node in order:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.shape == x.shape and node.users:
+            span = max(order[user] for user in node.users) - order[node]
+            spans[value.dtype] = max(spans[value.dtype], span)
+    assert spans[torch.float32] <= 16 < spans[torch.float16]
+    assert (
+        CPU.lowering("op_by_op").memory(after).peak
+        < 0.7 * CPU.lowering("op_by_op").memory(before).peak
+    )
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_products_of_halves_are_those_of_float32_rounded_once(dtype):
+    x, w = torch.randn(8, 300).to(dtype), torch.randn(300, 8).to(dtype)
+    product = half_products.in_float32(aten.mm.default)
+    expected = (x.float() @ w.float()).half() if dtype is torch.float16 else x @ w
+    assert torch.equal(product(x, w), expected)
+
+
+@pytest.mark.parametrize("name", ["op_by_op", "emitted"])
+def test_lowerings_of_processors_have_both_passes(name):
+    assert {computed_in_float32, stored_in_16_bits} <= {*CPU.lowering(name).passes}
