@@ -13,6 +13,7 @@ from cosmictagger.data.generator_physics import MASSES, Array, Deposits, Track, 
 from cosmictagger.data.generator_physics import track as track_of
 from cosmictagger.data.larcv import IMAGE, LABEL, Event, Plane, event_writer
 from cosmictagger.errors import ConfigError
+from cosmictagger.recording import progress
 
 FULL_SIZE = (1280, 2048)
 CORNERS = np.array([[-200.0, -200.0, 0.0], [200.0, 200.0, 500.0]])

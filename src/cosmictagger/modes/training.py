@@ -287,6 +287,7 @@ class Training:
             if self.instances.is_first:
                 path = self.launch.checkpoints.save(self.step, self.content())
                 logger.info(f"Checkpoint {path}")
+                write_training(self.launch, self.backend.proof(), self.step, self.events, self.aux)
                 self.launch.record.update({"proof": dataclasses.asdict(self.backend.proof())})
         self._saved = self.step
 
