@@ -85,7 +85,8 @@ def test_reading_predictions_back(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("mode", ["CPU", "IPU", "RDU"])
-def test_the_table_of_files_is_what_runs_leave(run, plane_net, quick_pictures, mode):
+def test_the_table_of_files_is_what_runs_leave(run, plane_net, quick_pictures, mode, monkeypatch):
+    monkeypatch.setenv("KINETO_LOG_LEVEL", "6")  # which a run with a profile sets
     part = PAGE.split("## Files of a run")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`[^|]*) \| ([^|]*) \|", part, re.M)
     listed = {name: of for names, of in rows for name in re.findall(r"`([^`]+)`", names)}

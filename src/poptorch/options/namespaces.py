@@ -195,12 +195,12 @@ class _PrecisionOptions(OptionsDict):
         super().__init__(_popart=popart_options, **_table.defaults(self._store))
 
     def halfFloatCasting(self, half_float_casting: HalfFloatCastingBehavior) -> Self:
-        """Log that mixed half and float operands always follow torch's promotion rules."""
+        """Warn that mixed half and float operands always follow torch's promotion rules."""
         self._deprecated("halfFloatCasting", "torch's type promotion always applies")
         return self
 
     def runningStatisticsAlwaysFloat(self, value: bool) -> Self:
-        """Log that running statistics of normalisations always keep the dtype of their module.
+        """Warn that running statistics of normalisations always keep the dtype of their module.
 
         Args:
             value: Ignored.
@@ -276,7 +276,7 @@ class _PrecisionOptions(OptionsDict):
         _logger.warning("Precision.%s is deprecated and has no effect: %s", name, instead)
 
     def runningVarianceAlwaysFloat(self, value: bool) -> Self:
-        """Log that running statistics keep their dtype, as ``runningStatisticsAlwaysFloat``."""
+        """Warn that running statistics keep their dtype, as ``runningStatisticsAlwaysFloat``."""
         return self.runningStatisticsAlwaysFloat(value)
 
     def autocastEnabled(self, autocast_enabled: bool) -> Self:
