@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from abele._torch import is_operator
+from abele._torch import OpOverload
 from abele._torch.copies import new_call
 from abele.containers import is_sequence
 from abele.ops import norm_activation
@@ -25,8 +25,8 @@ _Node = torch.fx.Node
 _Nodes = dict[_Node, _Node | None]  # values that are now float32, and rounded ones if needed
 # Key of the metadata of float32 values: the 16-bit type of a captured program.
 _STORED = "stored_in"
-# Smaller values, in elements, are not worth a cast; uses up to so many nodes later read float32.
 _NARROW = (torch.float16, torch.bfloat16)
+# Smaller values, in elements, are not worth a cast; uses up to so many nodes later read float32.
 _LARGE, _NEAR = 2**16, 16
 # Results that depend on the range of the type of what they read.
 _OF_TYPES = frozenset((aten.nan_to_num.default, aten.isinf.default, aten.isfinite.default))
@@ -41,22 +41,22 @@ def computed_in_float32(program: Program) -> Program:
     if not any(map(_is_half, program.graph.graph.nodes)):
         return program
     graph = editable(program)
+    order = {node: index for index, node in enumerate(graph.graph.nodes)}
     narrow, small = _Nodes(), _Nodes()
-    for node in list(graph.graph.nodes):
+    for node in order:
         if writes(node):
             small.clear()
         if _is_widened(node, narrow):
             _widen(node, narrow, small)
-        elif node.target is aten._to_copy.default and is_getitem(node.args[0]) and node.users:
-            # Of running statistics: fusions want them unread until the norm's result is.
-            next(iter(node.users)).prepend(node)
         elif node.op in ("call_function", "output"):
             _narrow_arguments(node, narrow)
+            if _casts_statistics(node) and node.users:
+                min(node.users, key=order.__getitem__).prepend(node)
     return finished(program, graph)
 
 
 def stored_in_16_bits(program: Program) -> Program:
-    """Store large values of float16 programs in float16 between uses far from each other."""
+    """Store large values of 16-bit programs in 16 bits between uses far from each other."""
     if not any(_STORED in node.meta for node in program.graph.graph.nodes):
         return program
     graph = editable(program)
@@ -65,7 +65,8 @@ def stored_in_16_bits(program: Program) -> Program:
     for node in order:
         if _STORED not in node.meta or not _is_large(node):
             continue
-        far = [user for user in node.users if order[user] - order[node] > _NEAR]
+        # Copies that other values brought are read right away.
+        far = [user for user in node.users if order.get(user, 0) - order[node] > _NEAR]
         if far:
             _read_rounded(node, far, _rounded(node, rounded), order)
     return finished(program, graph)
@@ -79,7 +80,7 @@ def _is_large(node: _Node) -> bool:
 
 
 def _rounded(node: _Node, known: dict[_Node, _Node]) -> _Node:
-    """Return the float16 copy of a value; what a norm saves mostly is its result, copied once."""
+    """Return the 16-bit copy of a value; what a norm saves mostly is its result, copied once."""
     if node in known:
         return known[node]
     origin = node_argument(node, 0) if is_getitem(node) else node
@@ -103,7 +104,7 @@ def _result_of_norm(norm: _Node) -> _Node | None:
 
 
 def _read_rounded(node: _Node, users: list[_Node], copy: _Node, order: dict[_Node, int]) -> None:
-    """Read a value from its float16 copy, cast once for users near each other."""
+    """Read a value from its 16-bit copy, cast once for users near each other."""
     wide, at = node, None
     for user in sorted(users, key=order.__getitem__):
         if at is None or order[user] - at > _NEAR:
@@ -111,8 +112,16 @@ def _read_rounded(node: _Node, users: list[_Node], copy: _Node, order: dict[_Nod
         user.replace_input_with(node, wide)
 
 
+def _casts_statistics(node: _Node) -> bool:
+    """Return whether a node casts new running statistics, which fusions want read late."""
+    if node.target is not aten._to_copy.default:
+        return False
+    source = node_argument(node, 0)
+    return is_getitem(source) and source.meta["val"].dim() == 1
+
+
 def _is_half(value: Any) -> bool:
-    """Return whether a node's value, or one of its values, is a float16 tensor."""
+    """Return whether a node's value, or one of its values, is a 16-bit tensor."""
     if isinstance(value, _Node):
         value = value.meta.get("val")
     if is_sequence(value):
@@ -121,13 +130,16 @@ def _is_half(value: Any) -> bool:
 
 
 def _is_widened(node: _Node, narrow: _Nodes) -> bool:
-    """Return whether an operator reads float16 and may read float32 instead."""
+    """Return whether an operator reads 16 bits and may read float32 instead."""
     given = (*node.args, *node.kwargs.values())
     if node.op != "call_function" or any(isinstance(each, torch.dtype) for each in given):
         return False
     if is_getitem(node) or is_view(node):
         return node.args[0] in narrow
-    if node_phase(node) == "update" or node.target in _OF_TYPES or not is_operator(node.target):
+    target = node.target
+    if not isinstance(target, OpOverload) or target.namespace not in ("aten", "abele"):
+        return False  # the body of a loop, or an operator of a user's, expects its types
+    if node_phase(node) == "update" or target in _OF_TYPES:
         return False
     if draws(node) or has_effect(node) or writes(node):
         return False
@@ -135,7 +147,7 @@ def _is_widened(node: _Node, narrow: _Nodes) -> bool:
 
 
 def _widen(node: _Node, narrow: _Nodes, small: _Nodes) -> None:
-    """Read float32 instead of float16, and return it; casts of small values are shared."""
+    """Read float32 instead of 16 bits, and return it; casts of small values are shared."""
     for each in node.all_input_nodes:
         if each not in narrow and _is_half(each):
             wide = small.get(each) or _cast(each, torch.float32, before=node)
@@ -150,7 +162,7 @@ def _widen(node: _Node, narrow: _Nodes, small: _Nodes) -> None:
 
 
 def _narrow_arguments(node: _Node, narrow: _Nodes) -> None:
-    """Read values that are now float32 as float16 again, rounded where they are computed."""
+    """Read values that are now float32 in 16 bits again, rounded where they are computed."""
     for each in node.all_input_nodes:
         if each in narrow:
             rounded = narrow[each]
@@ -169,7 +181,7 @@ def _cast(value: _Node, dtype: torch.dtype, *, before: _Node) -> _Node:
 
 
 def _in_float32(value: Any) -> Any:
-    """Return a tensor without data, or several of them, in float32 instead of float16."""
+    """Return a tensor without data, or several of them, in float32 instead of 16 bits."""
     if is_sequence(value):
         return tuple(map(_in_float32, value))
     return value.to(torch.float32) if _is_half(value) else value
