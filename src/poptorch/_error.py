@@ -97,11 +97,7 @@ def error(message: str) -> Error:
 
 
 def createPoptorchError(msg: str) -> Error:
-    """Create a `poptorch.Error` with a message, for the caller to raise.
-
-    Args:
-        msg: What went wrong.
-    """
+    """Create a `poptorch.Error` with a message, for the caller to raise."""
     return Error(msg)
 
 

@@ -6,9 +6,5 @@ import torch
 
 
 def combine_batch_tensors_gen(tensors: Sequence[Sequence[torch.Tensor]]) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a combined batch, each concatenated over the micro-batches.
-
-    Args:
-        tensors: the tensors of each micro-batch, in the same order.
-    """
+    """Yield the tensors of a combined batch, each concatenated over the micro-batches."""
     yield from map(torch.cat, zip(*tensors, strict=True))

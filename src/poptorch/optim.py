@@ -22,10 +22,6 @@ class VariableAttributes:
     """The optimizer attributes, such as the learning rate, that may change after compilation.
 
     Methods raise AssertionError if the optimizer has no attribute of the name ``attr``.
-
-    Args:
-        variable_attributes: names of the attributes that may change.
-        allowed_attributes: names of all attributes.
     """
 
     def __init__(self, variable_attributes: list[str], allowed_attributes: list[str]):

@@ -73,9 +73,5 @@ def isCompilingWithDispatcher() -> bool:
 
 
 def isAlreadyRegistered(value: object) -> bool:
-    """Return whether a custom argument parser is registered for the type of ``value``.
-
-    Args:
-        value: any object.
-    """
+    """Return whether a custom argument parser is registered for the type of ``value``."""
     return parser_for(value) is not None

@@ -33,22 +33,13 @@ _EPOCH = "epoch of the data loader (every process has to begin as many iterators
 
 
 def raise_as(kind: type[Error]) -> None:
-    """Set the exception class that errors between processes are raised as.
-
-    Args:
-        kind: the class.
-    """
+    """Set the exception class that errors between processes are raised as."""
     global _error_kind
     _error_kind = kind
 
 
 def problem_between(problem: CollectiveError, shorten: Callable[[str], str] = str) -> Error:
-    """Return the exception to raise for a failed collective operation between processes.
-
-    Args:
-        problem: the engine's exception.
-        shorten: shortens the message.
-    """
+    """Return the exception to raise for a failed collective operation between processes."""
     advice = ""
     if isinstance(problem, MeetingPointError):
         advice = f" The launcher is poprun --num-instances {problem.size}."
@@ -57,9 +48,6 @@ def problem_between(problem: CollectiveError, shorten: Callable[[str], str] = st
 
 def connect(options: Options) -> None:
     """Connect to the other training processes, if the options name more than one.
-
-    Args:
-        options: options of a wrapper.
 
     Raises:
         poptorch.Error: the meeting point is not known, or another process does not arrive.
@@ -71,10 +59,6 @@ def connect(options: Options) -> None:
 
 def join(rank: int, size: int) -> None:
     """Connect this process to the other training processes; later calls do nothing.
-
-    Args:
-        rank: the number of this process, from 0.
-        size: the number of processes.
 
     Raises:
         poptorch.Error: the meeting point is not known, or another process does not arrive.
@@ -139,9 +123,6 @@ class SameEpoch(Observer):
     """Checks at every update that all processes are in the same epoch of their data set shares.
 
     Processes whose epochs differ would read some rows twice and others never.
-
-    Args:
-        exchange: gradient exchange of the observed session.
     """
 
     def __init__(self, exchange: Exchange) -> None:

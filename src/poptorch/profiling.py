@@ -184,11 +184,7 @@ class Channel:
         return traced
 
     def tracepoint(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Record the execution of a ``with`` block as a trace event.
-
-        Args:
-            name: name of the event.
-        """
+        """Record the execution of a ``with`` block as a trace event."""
         return contextlib.nullcontext() if self._recorder is None else self._open(name)
 
     @contextlib.contextmanager

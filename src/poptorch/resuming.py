@@ -24,28 +24,17 @@ __all__ = [
 
 
 def is_training_wrapper(model: object) -> TypeGuard[PoplarExecutor]:
-    """Return whether an object is a ``poptorch.trainingModel``.
-
-    Args:
-        model: any object.
-    """
+    """Return whether an object is a ``poptorch.trainingModel``."""
     return isinstance(model, PoplarExecutor) and model._wrapped.training
 
 
 def processes_of(model: PoplarExecutor) -> int:
-    """Return the number of processes that train a model, from its wrapper's options.
-
-    Args:
-        model: the wrapper.
-    """
+    """Return the number of processes that train a model, from its wrapper's options."""
     return model._wrapped.config.processes
 
 
 def state_of(model: PoplarExecutor) -> dict[str, Any]:
     """Return the state of a training wrapper, from which training resumes bit for bit.
-
-    Args:
-        model: the wrapper.
 
     Returns:
         ``tensors``: copies of parameters, buffers of each replica, optimizer state, values and

@@ -146,10 +146,6 @@ def _hints(script: Path, command: str) -> str:
 def running(script: Path, arguments: list[str]) -> None:
     """Run a script as ``__main__``, with stdout redirected to stderr and without recording runs.
 
-    Args:
-        script: path of the script.
-        arguments: command-line arguments of the script.
-
     Raises:
         FitError: there is no such script, or it failed; its traceback has been printed.
         KeyboardInterrupt: Ctrl-C was pressed; the message tells where.

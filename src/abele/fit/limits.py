@@ -83,12 +83,7 @@ def bytes_text(size: float) -> str:
 
 
 def shown(name: str, size: int) -> str:
-    """Format a memory limit as ``cpu (125 GiB)``, or just ``8GiB`` if the name is a size.
-
-    Args:
-        name: name of the limit.
-        size: bytes.
-    """
+    """Format a memory limit as ``cpu (125 GiB)``, or just ``8GiB`` if the name is a size."""
     match = _SIZE.fullmatch(name)
     explains_itself = match is not None and match[2].lower().endswith("ib")
     return name if explains_itself else f"{name} ({bytes_text(size)})"

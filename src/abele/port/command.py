@@ -60,9 +60,6 @@ def add_parser(commands: Any, summary: str) -> None:
 def command(parsed: argparse.Namespace) -> int:
     """Run ``abele port`` and return the exit status.
 
-    Args:
-        parsed: arguments parsed by the parser of ``add_parser``.
-
     Raises:
         PortError: files cannot be read or written.
     """

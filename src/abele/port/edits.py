@@ -21,11 +21,7 @@ class Edits:
     """Collected edits of the source text of one file."""
 
     def __init__(self, source: Source):
-        """Begin without edits.
-
-        Args:
-            source: the file.
-        """
+        """Begin without edits."""
         self._source = source
         self._changes: dict[cst.CSTNode, list[Change]] = {}
         self._around: dict[cst.CSTNode, list[_Statement]] = {}
@@ -42,12 +38,7 @@ class Edits:
         self.change(node, lambda _: cst.parse_expression(text))
 
     def give(self, call: cst.Call, argument: cst.Arg) -> None:
-        """Add an argument to a call, formatted like the call's other arguments.
-
-        Args:
-            call: a call in the file.
-            argument: the new argument, which is appended.
-        """
+        """Add an argument to a call, formatted like the call's other arguments."""
 
         def change(node: cst.Call) -> cst.Call:
             return laid_out(node, [*node.args, argument])
@@ -322,12 +313,7 @@ _INDENTED = cst.ParenthesizedWhitespace(indent=True, last_line=cst.SimpleWhitesp
 
 
 def laid_out(call: cst.Call, arguments: Sequence[cst.Arg]) -> cst.Call:
-    """Return a call with other arguments, keeping its comments and one argument per line.
-
-    Args:
-        call: the original call.
-        arguments: all arguments of the new call.
-    """
+    """Return a call with other arguments, keeping its comments and one argument per line."""
     if not arguments or not call.args:
         return call.with_changes(args=arguments)
     between = _between(call.args, call.whitespace_before_args)

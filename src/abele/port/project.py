@@ -26,11 +26,7 @@ class Project:
     """
 
     def __init__(self, sources: Sequence[Source]):
-        """Index the functions and classes of source files.
-
-        Args:
-            sources: all files of the program.
-        """
+        """Index the functions and classes of source files."""
         self.sources = tuple(sources)
         self._source_of: dict[cst.CSTNode, Source] = {}
         self._by_module = {_dotted(each): each for each in sources}

@@ -30,10 +30,6 @@ _NOTEBOOK = "{0} is a notebook. Save it as a script first: jupyter nbconvert --t
 def require_python(name: str, text: str) -> None:
     """Raise an error unless a source text compiles as Python 3.
 
-    Args:
-        name: name of the file.
-        text: content of the file.
-
     Raises:
         PortError: the text is not Python 3, or is a notebook.
     """

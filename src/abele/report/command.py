@@ -32,9 +32,6 @@ def add_parser(commands: Any, summary: str) -> None:
 def command(parsed: argparse.Namespace) -> int:
     """Run ``abele report``: write the page and return the exit status.
 
-    Args:
-        parsed: arguments parsed by the parser of ``add_parser``.
-
     Raises:
         ReportError: files cannot be read or written.
     """

@@ -119,12 +119,7 @@ def _program(program: Program, executable: Executable, made: BuildRecord) -> rec
 
 
 def pipeline(call: Measured, stages: Sequence[str]) -> record.Pipeline:
-    """Return the record of the first update of a measured call through a pipeline.
-
-    Args:
-        call: the measured call.
-        stages: descriptions of the stages.
-    """
+    """Return the record of the first update of a measured call through a pipeline."""
     times = call.times[0] if call.times else ()
     first = min((each.begin for each in times), default=0)
     tasks = [

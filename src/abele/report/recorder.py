@@ -316,11 +316,7 @@ class Recorder(Observer):
         self._write()
 
     def looked(self, run: Run) -> None:
-        """Record facts found between two calls, excluding the time this takes.
-
-        Args:
-            run: the new record.
-        """
+        """Record facts found between two calls, excluding the time this takes."""
         self.run = run
         self._drain()
         self._write()

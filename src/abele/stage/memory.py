@@ -211,12 +211,7 @@ def waiting(stage: int, stages: int, micro_batches: int) -> Interval:
 
 
 class Memory:
-    """Estimated memory of every range of a chain's units as a pipeline stage.
-
-    Args:
-        chain: the model.
-        device: the device of a stage.
-    """
+    """Estimated memory of every range of a chain's units as a pipeline stage."""
 
     def __init__(self, chain: Chain, device: Device):
         self.chain, self.device = chain, device

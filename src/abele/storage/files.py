@@ -73,10 +73,6 @@ def folder_lock(folder: Path, waits_s: float = WAITS_S) -> Generator[bool]:
     The lock ends with its process. Waiting is limited, for file systems without locks and for
     holders that have been stopped.
 
-    Args:
-        folder: the folder to lock.
-        waits_s: how long to wait for others, in seconds.
-
     Yields:
         Whether the lock is held.
     """

@@ -194,6 +194,9 @@ def require_code(payload: bytes, target: str) -> None:
 class Lowering(abc.ABC):
     """A strategy for compiling and running programs on a target.
 
+    Methods that judge programs (``why``, ``also_measure``) get them before ``passes``; the others
+    after, unless they say otherwise.
+
     Attributes:
         name: identifier in records, cache keys and files; loading dispatches on it.
         passes: graph passes of this lowering, after the common pipeline.
@@ -241,9 +244,6 @@ class Lowering(abc.ABC):
     def compile(self, program: Program) -> Compiled:
         """Compile ``program`` to a callable.
 
-        Args:
-            program: after ``passes``.
-
         Raises:
             CompilerError: the compiler behind the target failed.
         """
@@ -252,9 +252,6 @@ class Lowering(abc.ABC):
         """Compile ``program`` again with optimizations that compilers rarely get wrong.
 
         Called where results of ``compile`` differ from those of the interpreter.
-
-        Args:
-            program: after ``passes``.
 
         Returns:
             A slower equivalent of ``compile``'s result, or None if there is none.
@@ -275,11 +272,7 @@ class Lowering(abc.ABC):
         return ()
 
     def required_kernels(self, program: Program) -> Collection[str]:
-        """Return the names of the library kernels that a program requires.
-
-        Args:
-            program: after ``passes``.
-        """
+        """Return the names of the library kernels that a program requires."""
         del program
         return ()
 
@@ -287,9 +280,6 @@ class Lowering(abc.ABC):
         """Return ``program`` as C++ text and the command that compiles it.
 
         Only compiling CPU lowerings have this; ``compile`` gives the same code.
-
-        Args:
-            program: after ``passes``.
         """
         raise NotImplementedError(f"lowering {self.name!r} writes no text")
 
@@ -325,26 +315,15 @@ class Lowering(abc.ABC):
         return None
 
     def memory(self, program: Program) -> MemoryUse:
-        """Return the memory use of ``program`` at each step, excluding its inputs.
-
-        Args:
-            program: after ``passes``.
-        """
+        """Return the memory use of ``program`` at each step, excluding its inputs."""
         return of_graph(program)
 
     def kernel_choices(self, program: Program) -> dict[torch.fx.Node, str]:
-        """Return the backend of each operator; see ``kernel_choice.reason``.
-
-        Args:
-            program: after ``passes``.
-        """
+        """Return the backend of each operator; see ``kernel_choice.reason``."""
         return dict.fromkeys(operators_of(program), self.name)
 
     def clocked(self, program: Program) -> Clocked | None:
         """Compile a copy of ``program`` that times each kernel; None if unsupported.
-
-        Args:
-            program: after ``passes``.
 
         Raises:
             CompilerError: the compiler behind the target failed.
@@ -388,9 +367,6 @@ class Target(abc.ABC):
     def preparing(self, needed: Collection[str] | None = None) -> list[list[Making]]:
         """Return the one-time compile jobs of ``prepare``, to run in another process.
 
-        Args:
-            needed: as for ``setup_seconds_left``.
-
         Returns:
             Stages, one after the other.
         """
@@ -399,9 +375,6 @@ class Target(abc.ABC):
 
     def prepare(self, needed: Collection[str] | None = None) -> None:
         """Compile library kernels that are missing from this machine's cache.
-
-        Args:
-            needed: as for ``setup_seconds_left``.
 
         Raises:
             CompilerError: a kernel cannot be compiled. Compiling a program that requires it raises

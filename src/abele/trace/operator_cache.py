@@ -394,11 +394,7 @@ class Kept:
 
 
 class AssignedData(TorchFunctionMode):
-    """A mode for ``tensor.data = value``: traced tensors then represent the new value.
-
-    Args:
-        trace: the trace under way.
-    """
+    """A mode for ``tensor.data = value``: traced tensors then represent the new value."""
 
     def __init__(self, trace: _torch.Interception):
         super().__init__()

@@ -42,11 +42,7 @@ class ICustomArgParser(abc.ABC):
 
     @abc.abstractmethod
     def yieldTensors(self, struct: Any) -> Iterator[Any]:
-        """Yield the tensors in a value of the registered type, always in the same order.
-
-        Args:
-            struct: A value of the registered type.
-        """
+        """Yield the tensors in a value of the registered type, always in the same order."""
 
     @abc.abstractmethod
     def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[Any]) -> Any:

@@ -22,10 +22,6 @@ def load_file(options: Any, filepath: str) -> None:
     Each line that is neither empty nor a comment continues the word `options.`: a call, a call on
     a namespace, or an assignment. The lines run as Python, so only trusted files may be loaded.
 
-    Args:
-        options: The options object to change.
-        filepath: Path of the file.
-
     Raises:
         ConfigFileError: The file is not valid Python; nothing has been executed.
     """
@@ -49,10 +45,6 @@ def apply_json(options: Any, text: str) -> None:
 
     Keys are names of setters, with dots for namespaces ("Training.gradientAccumulation"). A list
     is spread over the setter's arguments; a string such as "OutputMode.All" becomes that member.
-
-    Args:
-        options: The options object to change.
-        text: A JSON object.
     """
     require(isinstance(text, str | bytes), f"Options in JSON must be a string, not {text!r}")
     entries = json.loads(text)

@@ -305,9 +305,6 @@ class Options(OptionsDict):
     def loadFromFile(self, filepath: str) -> Self:
         """Load options from a file of setter calls, run as Python; load only files you trust.
 
-        Args:
-            filepath: Path of the file.
-
         Raises:
             ConfigFileError: The file is not valid Python; names the line.
         """

@@ -46,9 +46,6 @@ class _PopartOptions(Freezable):
 
         Differs from the original: ``autoReport.*`` choose the report of ``enableProfiling``; the
         others have no effect.
-
-        Args:
-            engine_options: Values by name, all of them strings.
         """
         return self.set("engineOptions", engine_options)
 
@@ -228,9 +225,6 @@ class _PrecisionOptions(OptionsDict):
 
         Differs from the original: works per tensor. An operation of which an operand holds an
         infinity somewhere is watched for NaN only.
-
-        Args:
-            enabled: Whether to stop.
         """
         require(
             isinstance(enabled, bool),

@@ -57,11 +57,7 @@ class Things:
     """The models, optimizers, loaders and losses of a program, and variables that hold them."""
 
     def __init__(self, project: Project):
-        """Trace the objects of a program through its files.
-
-        Args:
-            project: the program.
-        """
+        """Trace the objects of a program through its files."""
         self._project = project
         self._made: dict[cst.BaseExpression, Thing] = {}
         self._values: dict[Variable, set[Thing]] = {}

@@ -315,10 +315,6 @@ def pairs(original: Facts, port: Facts) -> dict[str, str]:
 
     Tensors of equal shape and kind are paired by initial values that are unique, then by the same
     prefixes as those; else by name, apart from a prefix; else by initial values; else in order.
-
-    Args:
-        original: facts of ``process.Model`` about each tensor by name.
-        port: facts about the tensors of the port.
     """
     paired: dict[str, str] = {}
 

@@ -51,9 +51,6 @@ class Enough(BaseException):
 class Record:
     """A file to which a watched script appends its training updates as JSON lines.
 
-    Args:
-        path: path of the file.
-
     Attributes:
         steps: number of updates after which the script ends.
         save: file for the tensors after the last update; empty for none.
@@ -396,12 +393,7 @@ class Port:
 
 
 class _Calls(Observer):
-    """Records the calls of a training session.
-
-    Args:
-        record: record of the script.
-        session: the observed session.
-    """
+    """Records the calls of a training session."""
 
     def __init__(self, record: Record, session: Session):
         self._record, self._session = record, session

@@ -78,12 +78,7 @@ def measured(steps: Sequence[Step], device: torch.device, clock: Clock | None = 
 
 
 class _Measurement:
-    """An autotuner of GEMMs on tensors shaped like the program's.
-
-    Args:
-        device: the GPU.
-        clock: times callables.
-    """
+    """An autotuner of GEMMs on tensors shaped like the program's."""
 
     def __init__(self, device: torch.device, clock: Clock):
         self._device, self._clock = device, clock

@@ -104,9 +104,6 @@ def together(works: Sequence[Callable[[], object]]) -> None:
 
     The side streams start after work already on the current stream, which waits for them at the
     end. So freed memory is reused only after its last use on any stream.
-
-    Args:
-        works: independent callables.
     """
     first, *others = works
     current, streams = torch.cuda.current_stream(), side_streams(len(others))
