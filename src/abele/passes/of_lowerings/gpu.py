@@ -77,45 +77,30 @@ def _is_mixed(node: torch.fx.Node) -> bool:
 
 
 def _widen(node: torch.fx.Node) -> None:
-    with node.graph.inserting_before(node):
-        for source in node.all_input_nodes:
-            if source.meta["val"].dtype in _HALF:
-                node.replace_input_with(source, _cast(node, source, torch.float32))
+    for source in node.all_input_nodes:
+        if _is_half(source.meta["val"]):
+            wide = inserted(node, aten._to_copy.default, source, dtype=torch.float32)
+            node.replace_input_with(source, wide)
     given: Any = node.meta["val"]
+    wide: Any = tuple(each.float() if _is_half(each) else each for each in given)
+    node.meta["val"] = wide
     for user in list(node.users):
-        if user.target is not operator.getitem:
-            continue
-        value = given[user.args[1]]
-        if isinstance(value, torch.Tensor) and value.dtype in _HALF:
-            _narrow(user, value.dtype)
-    node.meta["val"] = type(given)(_wide(each) for each in given)
+        if user.target is operator.getitem and _is_half(user.meta["val"]):
+            _narrow(user, wide[user.args[1]])
 
 
-def _narrow(result: torch.fx.Node, dtype: torch.dtype) -> None:
+def _narrow(result: torch.fx.Node, wide: torch.Tensor) -> None:
     """Cast a widened result back to its captured dtype for its users."""
-    users = list(result.users)
-    result.meta["val"] = _wide(result.meta["val"])
+    given: Any = {"dtype": result.meta["val"].dtype}
     with result.graph.inserting_after(result):
-        cast = _cast(result, result, dtype)
-    for user in users:
-        user.replace_input_with(result, cast)
+        cast = result.graph.call_function(aten._to_copy.default, (result,), given)
+    cast.meta = dict(result.meta)
+    result.meta["val"] = wide
+    result.replace_all_uses_with(cast, delete_user_cb=lambda user: user is not cast)
 
 
-def _cast(like: torch.fx.Node, source: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
-    node = like.graph.call_function(aten._to_copy.default, (source,), {"dtype": dtype})
-    node.meta = {**like.meta, "val": _of_type(source.meta["val"], dtype)}
-    return node
-
-
-def _wide(value: Any) -> Any:
-    is_half = isinstance(value, torch.Tensor) and value.dtype in _HALF
-    return _of_type(value, torch.float32) if is_half else value
-
-
-def _of_type(value: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Return a fake tensor with the shape and strides of another and a given dtype."""
-    with value.fake_mode:
-        return torch.empty_strided(value.shape, value.stride(), dtype=dtype, device=value.device)
+def _is_half(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype in _HALF
 
 
 _PRODUCTS: dict[Any, Any] = {
@@ -294,11 +279,9 @@ _ALIGNED = 8
 
 def gpu_attention(program: Program) -> Program:
     """Replace attention operators of the CPU by those of the GPU, also in bodies of loops."""
-    return rewritten_where(program, _is_attention, _rewrite_attention)
-
-
-def _is_attention(node: _Node) -> bool:
-    return node.target in (FORWARD, BACKWARD)
+    return rewritten_where(
+        program, lambda node: node.target in (FORWARD, BACKWARD), _rewrite_attention
+    )
 
 
 def _rewrite_attention(node: _Node) -> None:
