@@ -11,14 +11,13 @@ import torch
 
 from abele import arena, cpython
 from abele.compile.build import lowered_for
-from abele.containers import is_sequence
 from abele.fit.estimate import Estimate, Interval, Moment, Part, Work
 from abele.ops import adam, norm_activation, recurrent, sgd
 from abele.program import Program, Role, is_getitem, is_view
 from abele.program.core import node_phase
 from abele.program.memory import MemoryUse, Piece, state_bytes
 from abele.report.facts import line_of
-from abele.report.operators import moved_bytes, operations
+from abele.report.operators import bytes_of, moved_bytes, operations
 from abele.step import batching
 from abele.step.config import OutputMode, StepConfig
 from abele.targets import Target, get_target
@@ -466,7 +465,7 @@ def _most_packed(node: torch.fx.Node) -> float:
 
 
 def _touched(node: torch.fx.Node) -> int:
-    return sum(_bytes(each.meta.get("val")) for each in (node, *node.all_input_nodes))
+    return sum(bytes_of(each.meta.get("val")) for each in (node, *node.all_input_nodes))
 
 
 def _is_by_element(node: torch.fx.Node) -> bool:
@@ -484,12 +483,6 @@ def _pools_dense(node: torch.fx.Node) -> bool:
         return False
     image = node.all_input_nodes[0].meta["val"]
     return image.is_contiguous() or image.is_contiguous(memory_format=torch.channels_last)
-
-
-def _bytes(value: object) -> int:
-    if isinstance(value, torch.Tensor):
-        return value.nbytes
-    return sum(map(_bytes, value)) if is_sequence(value) else 0
 
 
 #: What lies in memory that a program keeps between calls where nothing is alive there.

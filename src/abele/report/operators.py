@@ -68,18 +68,21 @@ def moved_bytes(node: torch.fx.Node) -> int:
     if is_view(node):
         return 0
     values = [each.meta.get("val") for each in node.all_input_nodes]
-    return sum(map(_bytes, [*values, node.meta.get("val")]))
+    return sum(map(bytes_of, [*values, node.meta.get("val")]))
 
 
-def _bytes(value: Any) -> int:
+def bytes_of(value: object) -> int:
+    """Return the bytes of a tensor, or of all tensors in a sequence."""
     if isinstance(value, torch.Tensor):
         return value.nbytes
-    return sum(map(_bytes, value)) if is_sequence(value) else 0
+    return sum(map(bytes_of, value)) if is_sequence(value) else 0
 
 
 def operations(node: torch.fx.Node) -> int:
     """Return the FLOPs of a convolution, GEMM, attention or recurrent layer; 0 for others."""
-    values: Any = torch.fx.map_arg((node.args, dict(node.kwargs)), _value)
+    values: Any = torch.fx.map_arg(
+        (node.args, dict(node.kwargs)), lambda each: each.meta.get("val")
+    )
     target, arguments, options = cast("Any", node.target), *values
     if target is not None and target is _torch.convolution_with_activation():
         x, weight, bias, padding, stride, dilation, groups, *_ = arguments
@@ -113,7 +116,3 @@ def operations(node: torch.fx.Node) -> int:
     if formula is None:
         return 0
     return int(formula(*arguments, **options, out_val=node.meta.get("val")))
-
-
-def _value(node: torch.fx.Node) -> Any:
-    return node.meta.get("val")
