@@ -250,7 +250,8 @@ def _graph_of(
 ) -> torch.fx.GraphModule:
     root = torch.nn.Module()
     for name, graph in data["graphs"].items():
-        inner = {k.removeprefix(f"{name}."): v for k, v in constants.items() if _within(k, name)}
+        path = f"{name}."
+        inner = {k.removeprefix(path): v for k, v in constants.items() if k.startswith(path)}
         root.add_module(_identifier(name), _graph_of(graph, inner))
     for name, constant in constants.items():
         if "." not in name:
@@ -261,10 +262,6 @@ def _graph_of(
     for each in data["nodes"]:
         nodes[each["node_name"]] = _node_of(graph, each, nodes, mode)
     return torch.fx.GraphModule(root, graph)
-
-
-def _within(name: str, graph: str) -> bool:
-    return name.startswith(f"{graph}.")
 
 
 def _node_of(

@@ -320,15 +320,14 @@ class _Search:
             torch.set_rng_state(outside)
         slots = [(slot.role, slot.name) for slot in program.outputs]
         values = dict(zip(slots, outputs, strict=True)) | written
-        return {_named(role, name): value.cpu() for (role, name), value in values.items()}
+        return {
+            f"{role.value.replace('_', ' ')} {name!r}": value.cpu()
+            for (role, name), value in values.items()
+        }
 
     def _blamed(self, node: torch.fx.Node, each: Spread, by: str, why: str) -> Blamed:
         errors = each.relative(each.first), each.relative(each.second)
         return Blamed(operation=operation(node, errors), by=by, why=why, elements=each.elements)
-
-
-def _named(role: Role, name: str) -> str:
-    return f"{role.value.replace('_', ' ')} {name!r}"
 
 
 # -- prefixes --------------------------------------------------------------------------------------

@@ -87,14 +87,10 @@ def kept_whole(program: Program) -> tuple[Program, frozenset[str]]:
     return finished(program, graph), frozenset(node.name for node in marked)
 
 
-def _is_mark(node: torch.fx.Node) -> bool:
-    return node.target is checkpoint.operator
-
-
 def _remove_marks(graph: torch.fx.GraphModule) -> Nodes:
     """Remove the checkpoint operators and return the values that they marked."""
     marked: Nodes = set()
-    for mark in [node for node in graph.graph.nodes if _is_mark(node)]:
+    for mark in list(graph.graph.find_nodes(op="call_function", target=checkpoint.operator)):
         value = node_argument(mark, 0)
         if value.meta["val"].stride() != mark.meta["val"].stride():
             # Nodes behind the mark were traced on the dense layout of a copy.

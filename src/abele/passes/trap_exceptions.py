@@ -58,7 +58,7 @@ def trap_exceptions(program: Program) -> Program:
     ]
     if not checks:
         return program
-    _return_also(graph, magnitudes.stacked(graph))
+    output_node(graph).args = ([*returned_nodes(graph), magnitudes.stacked(graph)],)
     slot = Slot(
         name="magnitudes",
         role=Role.MAGNITUDES,
@@ -192,7 +192,3 @@ def _constants(value: Any) -> Iterator[float]:
     elif is_sequence(value):
         for item in value:
             yield from _constants(item)
-
-
-def _return_also(graph: torch.fx.GraphModule, node: torch.fx.Node) -> None:
-    output_node(graph).args = ([*returned_nodes(graph), node],)

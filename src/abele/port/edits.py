@@ -82,11 +82,8 @@ class Edits:
         if not any((self._changes, self._around, *added)):
             return self._source.text
         module = self.applied(self._source.module)
-        return with_header(module, self._imports, self._defined()).code
-
-    def _defined(self) -> list[_Statement]:
-        """Return the inserted definitions as statements."""
-        return [*parsed("\n".join(self._lines), blank=1), *self._definitions]
+        definitions = [*parsed("\n".join(self._lines), blank=1), *self._definitions]
+        return with_header(module, self._imports, definitions).code
 
 
 def _without_identity(node: Any) -> Any:

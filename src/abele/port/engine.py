@@ -99,11 +99,8 @@ def port(project: Project, popdist: bool = False, to: str = "poptorch") -> Port:
         set(context.findings),
         key=lambda each: (order[each.path], each.line, each.code, each.column, each.reason),
     )
-    return Port(before=_texts(project), after=after, findings=tuple(findings), to=to)
-
-
-def _texts(project: Project) -> dict[str, str]:
-    return {source.name: source.text for source in project.sources}
+    before = {source.name: source.text for source in project.sources}
+    return Port(before=before, after=after, findings=tuple(findings), to=to)
 
 
 def summary(result: Port, verbose: bool = False) -> str:

@@ -341,7 +341,8 @@ def own_outputs(graph: torch.fx.GraphModule) -> None:
     for index, node in enumerate(returned):
         memory = base(node)
         if memory.op in ("placeholder", "get_attr") or memory in taken:
-            with graph.graph.inserting_before(_first_write(graph)):
+            first = next(each for each in graph.graph.nodes if writes(each) or each.op == "output")
+            with graph.graph.inserting_before(first):
                 copy = graph.graph.call_function(aten.clone.default, (node,))
             # A copy of what is expanded has elements of its own, so it lies in another order.
             copy.meta = dict(node.meta) | {"val": aten.clone.default(node.meta["val"])}
@@ -349,10 +350,6 @@ def own_outputs(graph: torch.fx.GraphModule) -> None:
         taken.add(memory)
     output_node(graph).args = (returned,)
     graph.recompile()
-
-
-def _first_write(graph: torch.fx.GraphModule) -> torch.fx.Node:
-    return next(node for node in graph.graph.nodes if writes(node) or node.op == "output")
 
 
 def erase_dead_nodes(

@@ -392,7 +392,8 @@ class TakeOver(Change):
             self._later.running.interpreted, self._later.running.since = False, before
             self._later.running.lowerings.update(outcome.chosen)
             self.over = True
-            where = f"at {self._unit()} {before}{_measured(outcome)}"
+            unit = "update" if self._state.config.training else "batch"
+            where = f"at {unit} {before}{_measured(outcome)}"
             self.news = f"compiled programs took over {where}"
             return outcome
         return None
@@ -513,9 +514,6 @@ class TakeOver(Change):
     def announce(self) -> None:
         """Announce whether compiled programs replaced interpreted ones."""
         self._later.announce(self.news)
-
-    def _unit(self) -> str:
-        return "update" if self._state.config.training else "batch"
 
     def close(self) -> None:
         """Stop compiling the programs; interpreted ones stay in use."""

@@ -228,7 +228,9 @@ class Memory:
         self._has_marks = bool(marked)
         self._marked = self._made_inside(marked)
         self._again = self._largest_segment()
-        self._enters = self._used(chain.values, _uses, behind=True)
+        self._enters = self._used(
+            chain.values, lambda value: sorted({*value.forward, *value.backward}), behind=True
+        )
         self._inside = {
             end: _largest([getattr(unit.inside, end) for unit in chain.units]) for end in ENDS
         }
@@ -353,7 +355,3 @@ def _maximum(several: Sequence[Interval]) -> Interval:
 
 def _backward(value: Value) -> Sequence[int]:
     return value.backward
-
-
-def _uses(value: Value) -> list[int]:
-    return sorted({*value.forward, *value.backward})

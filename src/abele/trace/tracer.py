@@ -114,7 +114,7 @@ def trace(
     """
     started = time.perf_counter()
     fakes = [fake_of(item, mode) for item in named]
-    state = {_address(item.value): item.name for item in named if item.role in _STATE}
+    state = {_torch.memory_of(item.value): item.name for item in named if item.role in _STATE}
     changed: list[Left] = []
     results: list[Result] = []
 
@@ -148,11 +148,6 @@ def trace(
     for memory, value in changed:
         memory.leave(value)
     return _as_program(name, graph, named, anchors, time.perf_counter() - started), results[0]
-
-
-def _address(value: torch.Tensor) -> int:
-    """Return an identifier of the memory that a tensor uses."""
-    return _torch.memory_of(value)
 
 
 def _known_as(item: Named) -> str:
@@ -419,7 +414,7 @@ class _Pure:
         """
         self._order[node] = len(self._order)
         written = _written(node)
-        possible = _is_same_when_retraced(node) and all(map(self._is_writable, written))
+        possible = _is_same_when_retraced(node) and all(map(self._aliases.is_whole, written))
         if not possible or any(map(self._is_stale, node.all_input_nodes)):
             return False
         if node.op != "call_function":
@@ -436,9 +431,6 @@ class _Pure:
                 return False
             self._last[self._aliases.base(each)] = self._order[node], new
         return True
-
-    def _is_writable(self, node: torch.fx.Node) -> bool:
-        return self._aliases.is_whole(node)
 
     def _is_stale(self, node: torch.fx.Node) -> bool:
         """Return whether a view was created before a write to its base tensor."""

@@ -120,8 +120,9 @@ class Screen:
 
     def line(self, rank: int, stream: int, text: bytes) -> None:
         """Print a line of an instance."""
-        if self._shown(rank):
-            self._write(stream, self._tag(rank, stream) + text + b"\n")
+        if self._only is None or rank == self._only:
+            tag = f"[1,{rank}]<{STREAMS[stream]}>:".encode() if self._tagged else b""
+            self._write(stream, tag + text + b"\n")
 
     def bar(self, rank: int, stream: int, text: bytes) -> None:
         """Print the state of a progress bar, of instance 0 or the only displayed instance."""
@@ -133,12 +134,6 @@ class Screen:
     def shows_bars(self, rank: int) -> bool:
         """Return whether progress bars of an instance are printed."""
         return rank == (self._only or 0)
-
-    def _shown(self, rank: int) -> bool:
-        return self._only is None or rank == self._only
-
-    def _tag(self, rank: int, stream: int) -> bytes:
-        return f"[1,{rank}]<{STREAMS[stream]}>:".encode() if self._tagged else b""
 
     def _write(self, stream: int, data: bytes) -> None:
         if self.broken:

@@ -274,11 +274,9 @@ class _Reader:
         """Return the variables that a training step binds and that the next step reads."""
         kept = self._declared()
         if self._loop is not None:
-            kept = {*needs(self._loop.body)} - {*self._targets()}
+            bound = names_in(self._loop.target) if isinstance(self._loop, cst.For) else ()
+            kept = {*needs(self._loop.body)} - {*bound}
         return [name for name in _written(forward) if name in needed and name in kept]
-
-    def _targets(self) -> Iterable[str]:
-        return names_in(self._loop.target) if isinstance(self._loop, cst.For) else ()
 
     def _declared(self) -> set[str]:
         """Return the ``global`` and ``nonlocal`` names of the enclosing function."""
@@ -295,13 +293,10 @@ class _Reader:
         names: set[str] = set()
         follows: set[Statement] = set()
         for statement in self._block[:end]:
-            if self._calls_model(statement) or names & set(reads(statement)):
+            if self._models((statement,)) or names & set(reads(statement)):
                 follows.add(statement)
                 names |= {*writes(statement), *changes(statement)}
         return follows
-
-    def _calls_model(self, statement: Statement) -> bool:
-        return bool(self._models((statement,)))
 
     def _known_models(self, forward: Sequence[Statement]) -> dict[Thing, cst.BaseExpression]:
         """Return the models that the forward pass calls; record the functions that call them."""
@@ -347,7 +342,11 @@ class _Reader:
             if cls is not None and self._project.is_module(cls):
                 continue
             called = findall(function.body, m.Call(func=m.Name() | m.Attribute()))
-            inner = [(each, it.func) for it in called for each in self._model(where, it.func)]
+            inner = [
+                (each, it.func)
+                for it in called
+                for each in self._things.of(where, it.func, Kind.MODEL)
+            ]
             inner += self._by_functions(where, function.body, (*around, function))
             given = self._things.arguments(function, call)
             for thing, expression in inner:
@@ -358,9 +357,6 @@ class _Reader:
                 if outside is not None:
                     self._functions[function] = None
                     yield thing, outside
-
-    def _model(self, source: Source, node: cst.BaseExpression) -> set[Thing]:
-        return self._things.of(source, node, Kind.MODEL)
 
     def _parts_of_models(self, statement: Statement) -> Iterator[cst.BaseExpression]:
         """Yield expressions whose attribute or element a statement reads, as ``model.head``."""

@@ -80,7 +80,8 @@ class Emitted(Lowering):
         """Generate and compile CUDA kernels, and autotune GEMMs meanwhile."""
         plan = planned(program)
         with ThreadPoolExecutor(_FILES) as pool:
-            each = pool.map(functools.partial(nvrtc.compiled, capability=_capability()), plan.texts)
+            capability = torch.cuda.get_device_capability()
+            each = pool.map(functools.partial(nvrtc.compiled, capability=capability), plan.texts)
             choices = measured(plan.steps, current_gpu())
         return _runnable(program, plan, encoded(choices, list(each)))
 
@@ -176,7 +177,3 @@ def _runnable(program: Program, plan: Plan, payload: bytes) -> Compiled:
         choices,
     )
     return replayed(program, Compiled(runner.run, payload), CudaGraphs())
-
-
-def _capability() -> tuple[int, int]:
-    return torch.cuda.get_device_capability()
