@@ -64,17 +64,9 @@ def _normalised(
     "(Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor var,"
     " float momentum, float eps, float slope) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-def _forward(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    mean: torch.Tensor,
-    var: torch.Tensor,
-    momentum: float,
-    eps: float,
-    slope: float,
-) -> tuple[torch.Tensor, ...]:
-    y, *rest = _normalised(x, weight, bias, mean, var, momentum, eps)
+def _forward(x: torch.Tensor, *others: Any) -> tuple[torch.Tensor, ...]:
+    *norm, slope = others
+    y, *rest = _normalised(x, *norm)
     return _leaky(y, slope), x.clone(), *rest
 
 
@@ -151,18 +143,9 @@ def _evaluation_shape(x: torch.Tensor, *others: Any) -> torch.Tensor:
     "(Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor var, Tensor added,"
     " float momentum, float eps, float slope) -> (Tensor, Tensor, Tensor, Tensor)",
 )
-def _of_sum(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    mean: torch.Tensor,
-    var: torch.Tensor,
-    added: torch.Tensor,
-    momentum: float,
-    eps: float,
-    slope: float,
-) -> tuple[torch.Tensor, ...]:
-    y, *rest = _normalised(x, weight, bias, mean, var, momentum, eps)
+def _of_sum(x: torch.Tensor, *others: Any) -> tuple[torch.Tensor, ...]:
+    *norm, added, momentum, eps, slope = others
+    y, *rest = _normalised(x, *norm, momentum=momentum, eps=eps)
     return _leaky(y + added, slope), *rest
 
 

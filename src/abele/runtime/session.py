@@ -87,7 +87,8 @@ class Session(DeviceState):
         self._anchors = self._anchor_store(anchors, plan.model)
         self._observers: tuple[Observer, ...] = ()
         self._hooks: Hooks | None = None  # of the observers; None without any
-        self._observe((*observers, *_observers_of_new(self)))
+        made = [each for make in _makers if (each := make(self)) is not None]
+        self._observe((*observers, *made))
         self._alone: Alone | None = None
         self.prepare()
         self.marks: list[Any] = []
@@ -386,10 +387,6 @@ def of_new_sessions(make: Maker) -> Generator[None]:
         yield
     finally:
         _makers.remove(make)
-
-
-def _observers_of_new(session: Session) -> list[Observer]:
-    return [each for make in _makers if (each := make(session)) is not None]
 
 
 def _as_they_are(outputs: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -104,10 +104,6 @@ def prefers_channels_last(node: _Node) -> bool:
     return pixels > weight.meta["val"].numel()  # type: ignore[union-attr]
 
 
-def _convolves_images(node: _Node) -> bool:
-    return node.target in _CONVOLUTIONS and _is_image(node.args[1])
-
-
 class _Layouts:
     """Propagation of channels-last layouts through a graph, with conversions."""
 
@@ -130,7 +126,7 @@ class _Layouts:
         """Convert the inputs of a node and record the layout of its results."""
         if node.target is in_layout:
             self._last.update({node} if node.args[1] else ())
-        elif _convolves_images(node):
+        elif node.target in _CONVOLUTIONS and _is_image(node.args[1]):
             self._lay(node, prefers_channels_last(node))
             self._keep_weights(node)
         elif node.target in _NORMS:
