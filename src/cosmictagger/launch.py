@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from abele.compile.cache import ExecutableCache
-from abele.storage.files import exclusive_file
+from abele.storage.files import exclusive_file, prune
 from cosmictagger import __version__, backends, checkpoints, instances, models, sources
 from cosmictagger.backends import Backend, Proof, Settings
 from cosmictagger.config.checks import dump, look_up, minibatch, plain, settle
@@ -116,7 +115,7 @@ class Launch:
         named = self.config.run.executable_cache or os.environ.get("POPTORCH_CACHE_DIR")
         if not named:
             named = str(sources.cache_folder() / "executables")
-            ExecutableCache(named).prune(_EXECUTABLES_BYTES)
+            prune(Path(named).glob("*.abele"), _EXECUTABLES_BYTES)
         return None if named.lower() in ("false", "no", "0") else named
 
     def prove(self, backend: Backend) -> None:

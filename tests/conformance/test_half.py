@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
+import poptorch
 from abele import StepConfig
 from abele.compile.verdict import HALF_TOLERANCE
 from abele.step.loss_scaling import AutomaticScaling
@@ -190,3 +191,28 @@ def test_half_state_and_accumulators_stay_close_to_float_ones():
     assert any(
         not torch.equal(value, results[1].params[name]) for name, value in results[0].params.items()
     )
+
+
+class Overflowing(nn.Module):
+    """A mean of squares that float16 has no number for, though it has one for their root."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x, wanted):
+        y = self.fc(x) * 400
+        root = y.pow(2).mean(1, keepdim=True).sqrt()
+        return F.mse_loss((y / root).float(), wanted)
+
+
+def test_compiled_programs_may_stay_finite_where_float16_overflows():
+    torch.manual_seed(0)
+    module, optimizer = Overflowing().half(), poptorch.optim.SGD
+    options = poptorch.Options().showCompilationProgressBar(False).startMode("wait")
+    model = poptorch.trainingModel(module, options, optimizer(module.parameters(), lr=0.1))
+    loss = model(torch.randn(4, 8).half() * 10, torch.randn(4, 8))
+    assert loss.isfinite()
+    assert not model.build_record.running.interpreted
+    assert model.build_record.running.check.endswith("(float32)")
+    assert all(value.isfinite().all() for value in module.state_dict().values())

@@ -43,12 +43,14 @@ def exactly(x, weight, bias, mean, var, slope, grad):
     return [y.detach(), mean, var, *grads]
 
 
-def ours(own, x, weight, bias, mean, var, slope, grad, overwrite=False):
-    forward = functools.partial(norms.norm_activation, own, overwrite)
+def ours(own, x, weight, bias, mean, var, slope, grad, overwrite=False, rounded=None):
+    in_16_bits = rounded is not None
+    forward = functools.partial(norms.norm_activation, in_16_bits, own, overwrite)
     backward = functools.partial(norms.norm_activation_backward, own, overwrite)
     output = forward(x.clone(), weight, bias, mean, var, MOMENTUM, EPS, slope)
     y, kept, statistics, new_mean, new_var = output
     y = y.clone()
+    kept = kept.to(rounded).float() if in_16_bits else kept
     grads = backward(grad.clone(), kept, weight, bias, statistics, slope)
     return [y, new_mean, new_var, *grads]
 
@@ -95,6 +97,17 @@ def test_weights_that_lose_the_input_keep_it(own, scale, offset):
     exact = exactly(*values, 0.01, grad)
     for value, wanted in zip(ours(own, *values, 0.01, grad, True), exact, strict=True):
         assert error(value, wanted) < 5e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("scale", "offset"), [(1.0, 0.0), (0.1, 5.0), (1.0, 50.0), (1e-6, 0.0)])
+def test_what_is_kept_in_16_bits_recovers_the_input(own, scale, offset, dtype):
+    values, grad = inputs((2, 8, 12, 12), scale=scale, offset=offset), torch.randn(2, 8, 12, 12)
+    grad = grad.contiguous(memory_format=torch.channels_last)
+    exact = exactly(*values, 1.0, grad)
+    results = ours(own, *values, 1.0, grad, rounded=dtype)
+    for value, wanted in zip(results, exact, strict=True):
+        assert error(value, wanted) < 2 * torch.finfo(dtype).eps
 
 
 def test_a_large_mean_does_not_swallow_the_variance(own):

@@ -62,7 +62,7 @@ class ExecutableCache:
         try:
             stored = executable_file.load(path, programs, parts, target)
             with contextlib.suppress(OSError):  # a folder of somebody else's
-                os.utime(path)  # see ``prune``
+                os.utime(path)  # see ``files.prune``
             return stored
         except (FileNotFoundError, NotADirectoryError):
             return None  # not stored yet; a folder that cannot be one is reported by ``store``
@@ -97,15 +97,6 @@ class ExecutableCache:
             )
             return False
         return True
-
-    def prune(self, most_bytes: int) -> None:
-        """Delete the executables that were used longest ago, until the others fit into a size."""
-        with contextlib.suppress(OSError):
-            status = {path: path.stat() for path in self._listed(SUFFIX)}
-            for path in sorted(status, key=lambda path: -status[path].st_mtime):
-                most_bytes -= status[path].st_size
-                if most_bytes < 0:
-                    path.unlink(missing_ok=True)
 
     def lock(self, key: str) -> filelock.BaseFileLock | None:
         """Return the unacquired file lock of the process that compiles an executable.

@@ -49,7 +49,7 @@ class Verdict:
         machine: hash of everything that the agreement depends on; see ``Executable.machine``.
         compared: number of compared tensors by role, such as ``{"parameter": 4, "result": 2}``.
         errors: largest error of a tensor by role, relative to the norm of that tensor.
-        judged_by: criterion: ``tolerance``, ``rounded weights`` or ``float64``.
+        judged_by: criterion: ``tolerance``, ``rounded weights``, ``float64`` or ``float32``.
         remedy: how the code was compiled after the first choice did not agree; empty if the
             first choice agreed.
     """

@@ -196,6 +196,7 @@ ABELE_API int abele_upsample_backward(const AbeleUpsample* upsample, const float
 typedef struct AbeleNorm {
   int64_t rows, channels;       // rows: images times pixels
   double momentum, eps, slope;  // slope: of the activation below zero; 1 for none
+  int64_t in_16_bits;           // whether y will be rounded to 16 bits before backward reads it
 } AbeleNorm;
 
 // `statistics` is [3][channels]: mean, 1 / standard deviation, and whether y alone is enough for

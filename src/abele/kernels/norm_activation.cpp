@@ -25,6 +25,8 @@ constexpr Index BLOCK = 64;       // groups whose sums are kept in float
 constexpr Index MOST_PARTS = 64;  // that threads share; more only cost sums
 // y recovers the normalised x to this many times the precision of y.
 constexpr float MOST_LOST = 64.0f, LEAST_WEIGHT = 1e-12f;
+// The same where y has 16 bits, of which subnormal halves have few.
+constexpr float MOST_LOST_OF_16 = 2.0f, LEAST_RESULT_OF_16 = 1e-3f;
 
 struct Layout {
   Index channels, group, groups, rest, blocks, parts, blocks_per_part;
@@ -303,8 +305,11 @@ void backward_of_sum(const AbeleNorm& norm, const float* grad, const float* more
 // Whether dividing by the weight loses little: then y alone brings the normalised x back.
 bool recoverable(const AbeleNorm& norm, const float* weight, const float* bias) {
   if (!(norm.slope > 0)) return false;
+  const float most = norm.in_16_bits ? MOST_LOST_OF_16 : MOST_LOST;
+  const float smallest =
+      norm.in_16_bits ? LEAST_RESULT_OF_16 / static_cast<float>(norm.slope) : LEAST_WEIGHT;
   for (Index c = 0; c < norm.channels; ++c) {
-    const float least = std::max(LEAST_WEIGHT, std::fabs(bias[c]) / MOST_LOST);
+    const float least = std::max(smallest, std::fabs(bias[c]) / most);
     if (!(std::fabs(weight[c]) >= least)) return false;
   }
   return true;

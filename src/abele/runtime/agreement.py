@@ -11,6 +11,7 @@ is learnt by heart. They move as far when the weights are rounded otherwise, so 
 several times where once is not enough, and such a tensor may differ by ten times as much as it
 moved. Where that does not do, because what is rounded are numbers in between, the interpreted
 programs run in float64, and a tensor may differ by ten times the error that they themselves make.
+Programs in 16 bits overflow where compiled ones do not: they are interpreted in float32 instead.
 Numbers below the smallest normal one, where momentum of a gradient that stays zero ends, are zero
 in compiled code: they may differ by ten times that number.
 That compiled programs take longer is found the same way.
@@ -30,10 +31,11 @@ import torch
 from abele.compile import verdict
 from abele.compile.executable import Executable
 from abele.ops.silence import silenced
+from abele.passes.of_lowerings.half import computed_in_float32
 from abele.program import Program, Role, Slot, all_nodes, node_argument, returned_nodes, writes
 from abele.program.aliasing import last_uses
 from abele.runtime.device_state import DeviceState
-from abele.targets.interpreter import Interpretation, Types, calls
+from abele.targets.interpreter import Interpretation, Types, calls, function_of
 
 _ROUNDINGS = 4  # in units of the type's last digit
 _MARGIN = 10.0
@@ -60,7 +62,7 @@ class Comparison:
         problem: the first tensor that differs too much, and by how much; None if all agree.
         compared: number of tensors by role; empty if there is a problem.
         errors: largest error by role, relative to the tensor's norm; empty if there is a problem.
-        judged_by: criterion: ``tolerance``, ``rounded weights`` or ``float64``.
+        judged_by: criterion: ``tolerance``, ``rounded weights``, ``float64`` or ``float32``.
     """
 
     problem: str | None
@@ -129,25 +131,58 @@ class Trial:
         errors: dict[str, float],
     ) -> Comparison:
         """Compare results again with a tolerance for differences that rounding explains."""
-        moved: list[_Values] = []
-        problem: str | None = None
-        for trial in range(_TRIALS):
-            try:
-                moved.append(self.run(interpreted, rounding=trial))
-            except Exception:  # noqa: BLE001 - the weights are not the user's, so neither is this
-                moved.append(expected)
-            problem = first_problem(expected, moved, computed, errors=errors)
-            if problem is None:
-                return _agreement(errors, "rounded weights")
+        problem, moved = self._judged_by_rounding(interpreted, expected, computed, errors)
+        if problem is None:
+            return _agreement(errors, "rounded weights")
         exact = self.exact(interpreted)
         if exact is not None:
             problem = first_problem(expected, moved, computed, exact, errors=errors)
-        if problem is None:
-            return _agreement(errors, "float64")
+            if problem is None:
+                return _agreement(errors, "float64")
+        elif self._judged_by_float32(interpreted, computed, errors):
+            return _agreement(errors, "float32")
         # Alive, or code that leaves a result unwritten could find nearly right values in their
         # memory at the next attempt.
         self._nearly_right = moved
         return Comparison(problem=problem)
+
+    def _judged_by_rounding(
+        self,
+        interpreted: Executable,
+        expected: _Values,
+        computed: _Values,
+        errors: dict[str, float],
+        call: _Call | None = None,
+        least: float = 0.0,
+    ) -> tuple[str | None, list[_Values]]:
+        """Compare with runs of differently rounded weights, until one of them explains all.
+
+        Returns:
+            The first tensor that differs too much, None if all agree, and the results of the runs.
+        """
+        moved, problem = list[_Values](), None
+        for trial in range(_TRIALS):
+            try:
+                copies = _Copies(trial, vary=self._vary)
+                moved.append(self._run(interpreted, copies, call)[0])
+            except Exception:  # noqa: BLE001 - the weights are not the user's, so neither is this
+                moved.append(expected)
+            problem = first_problem(expected, moved, computed, errors=errors, least=least)
+            if problem is None:
+                break
+        return problem, moved
+
+    def _judged_by_float32(
+        self, interpreted: Executable, computed: _Values, errors: dict[str, float]
+    ) -> bool:
+        """Return whether 16-bit programs agree with their interpretation in float32."""
+        try:
+            expected = self._run(interpreted, _Copies(vary=self._vary), _run_in_float32)[0]
+        except Exception:  # noqa: BLE001 - float32 is nothing that the user asked for
+            return False
+        values = (value.dtype for program in interpreted.programs for value in values_of(program))
+        arguments = interpreted, expected, computed, errors, _run_in_float32
+        return self._judged_by_rounding(*arguments, max(map(verdict.tolerance, values)))[0] is None
 
     def _expectation(self, interpreted: Executable) -> tuple[_Values, float]:
         """Run interpreted programs once; return the cached results and their run time."""
@@ -346,6 +381,7 @@ def first_problem(
     exact: _Values | None = None,
     *,
     errors: dict[str, float] | None = None,
+    least: float = 0.0,
 ) -> str | None:
     """Return the first tensor with too large an error, as text; None if all agree.
 
@@ -355,10 +391,12 @@ def first_problem(
         computed: results of compiled programs.
         exact: results of interpreted programs in float64.
         errors: receives the error of each tensor that agrees, relative to its norm.
+        least: smallest tolerance, of 16-bit programs, whose results in float32 are as exact.
     """
     for name, value in expected.items():
         truth = None if exact is None else exact[name]
-        problem, error = _difference(value, [each[name] for each in moved], computed[name], truth)
+        others = [each[name] for each in moved]
+        problem, error = _difference(value, others, computed[name], truth, least)
         if errors is not None:
             errors[name] = error
         if problem is not None:
@@ -371,13 +409,14 @@ def _difference(
     moved: Sequence[torch.Tensor],
     computed: torch.Tensor,
     exact: torch.Tensor | None,
+    least: float,
 ) -> tuple[str | None, float]:
     """Return the error of a tensor, as text if it is too large, and as a ratio."""
     if (expected.shape, expected.dtype) != (computed.shape, computed.dtype):
         return f"is {list(computed.shape)} {computed.dtype}", math.inf
     if torch.equal(expected, computed):
         return None, 0.0
-    tolerance = verdict.tolerance(expected.dtype)
+    tolerance = max(least, verdict.tolerance(expected.dtype))
     if expected.dtype is torch.float32:  # most tensors agree; no copy in float64 is needed for that
         norm, far = norm_of(expected, torch.float64), norm_of(computed - expected, torch.float64)
         if far <= tolerance * norm < math.inf:
@@ -432,8 +471,24 @@ def is_yardstick(program: Program) -> bool:
     Numbers that overflow in half precision do not in float64, so an update would be made there that
     the program leaves out.
     """
+    return not has_16_bits(program)
+
+
+def has_16_bits(program: Program) -> bool:
+    """Return whether a value of a program has 16 bits, so that it may overflow."""
+    return any(value.dtype in _HALF for value in values_of(program))
+
+
+def values_of(program: Program) -> list[torch.Tensor]:
+    """Return the fake tensors of a program's nodes, without several results of one node."""
     values = (node.meta.get("val") for node in all_nodes(program.graph))
-    return not any(isinstance(each, torch.Tensor) and each.dtype in _HALF for each in values)
+    return [each for each in values if isinstance(each, torch.Tensor)]
+
+
+def _run_in_float32(program: Program, arguments: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Interpret a 16-bit program as it is lowered; arguments are written in place."""
+    with torch.no_grad():
+        return function_of(computed_in_float32(program).graph)(arguments)
 
 
 def _run_in_float64(program: Program, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:

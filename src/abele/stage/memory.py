@@ -202,8 +202,8 @@ def _counted_once(
 def waiting(stage: int, stages: int, micro_batches: int) -> Interval:
     """Return the number of micro-batches whose activations a pipeline stage holds for backward.
 
-    The 1F1B schedule holds the fewest. In PopTorch every stage runs forward and backward in each
-    turn, so that a micro-batch returns after twice the number of remaining stages.
+    The 1F1B schedule holds the fewest. In the original every stage runs forward and backward in
+    each turn, so that a micro-batch returns after twice the number of remaining stages.
     """
     left = stages - stage
     few, many = min(left, micro_batches), min(2 * left - 1, micro_batches)

@@ -7,7 +7,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -133,3 +133,13 @@ def _lock(handle: int, waits_s: float) -> bool:
             time.sleep(_PAUSE_S)
         except OSError:
             return False
+
+
+def prune(paths: Iterable[Path], most_bytes: int) -> None:
+    """Delete the files that were used longest ago, until the others fit into a size."""
+    with contextlib.suppress(OSError):
+        status = {path: path.stat() for path in paths}
+        for path in sorted(status, key=lambda path: -status[path].st_mtime):
+            most_bytes -= status[path].st_size
+            if most_bytes < 0:
+                path.unlink(missing_ok=True)

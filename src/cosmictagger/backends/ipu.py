@@ -19,7 +19,6 @@ from torch import nn
 import popdist
 import popdist.poptorch
 import poptorch
-from abele.compile.tiers import INTERPRETING
 from cosmictagger.backends._base import (
     STATE,
     Backend,
@@ -33,6 +32,7 @@ from cosmictagger.config.keys import OptimizerKind, Precision
 from cosmictagger.errors import BackendError, InstanceError
 from cosmictagger.models import LossInForward
 
+_INTERPRETING = "reference"  # the target whose programs are interpreted for ever
 _SEED = 42  # the published port's
 # What the device calls the state of a parameter.
 _DEVICE_NAMES = {"step": "Step", "exp_avg": "Accl1", "exp_avg_sq": "Accl2", "square_avg": "Accl1"}
@@ -162,7 +162,7 @@ class IpuBackend(Backend):
                 "A step in IPU mode came back with a graph of autograd, so it ran on the host."
             )
         record = executor.build_record
-        self._interpreted += record.running.interpreted or record.target == INTERPRETING
+        self._interpreted += record.running.interpreted or record.target == _INTERPRETING
         return loss.float().mean(), tuple(logits)
 
     def proof(self) -> Proof:

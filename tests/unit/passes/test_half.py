@@ -165,3 +165,58 @@ def test_products_of_halves_are_those_of_float32_rounded_once(dtype):
 @pytest.mark.parametrize("name", ["op_by_op", "emitted"])
 def test_lowerings_of_processors_have_both_passes(name):
     assert {computed_in_float32, stored_in_16_bits} <= {*CPU.lowering(name).passes}
+
+
+class Asking(nn.Module):
+    """A large value whose maximum, equality with its cast, and far view are asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(64, 64)
+        self.later = nn.Sequential(*(nn.Linear(64, 64) for _ in range(12)))
+
+    def forward(self, x, wanted):
+        y = self.first(x)
+        view = y[:, 1:]
+        alike = (y.float() == y).float().mean()
+        far = self.later(y.amax(1, keepdim=True).expand(-1, 64))
+        window = view.as_strided((3, 50), (128, 2), 1)
+        return alike, window, nn.functional.mse_loss(far.float().mean(1), wanted)
+
+
+def test_what_asks_for_exact_values_or_strides_gets_them(monkeypatch):
+    monkeypatch.setattr("abele.passes.of_lowerings.half._LARGE", 1)
+    torch.manual_seed(0)
+    model, batch = Asking().half(), (torch.randn(64, 64).half(), torch.randn(64))
+    rule = rule_for(model, "sgd", lr=0.1, momentum=0.0)
+    results = []
+    for target in (Here(), "reference"):
+        made = run(started(Asking().half(), batch, rule, target=target)[0], [batch])
+        results.append(made)
+    ours, reference = results
+    assert ours.outputs[0][0] == 1
+    assert ours.outputs[0][1].shape == (3, 50)
+    assert all(value.isfinite().all() for value in ours.params.values())
+    assert reference.params.keys() == ours.params.keys()
+
+
+@torch.library.custom_op("tests::type_bits", mutates_args=())
+def type_bits(x: torch.Tensor) -> torch.Tensor:
+    """Return the bits of an element of a tensor's type, in that type."""
+    return torch.full_like(x, torch.finfo(x.dtype).bits)
+
+
+@type_bits.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+class Custom(nn.Module):
+    def forward(self, x):
+        return type_bits(x * 2)
+
+
+def test_operators_of_users_get_their_type():
+    x = torch.randn(8).half()
+    (value,) = run(started(Custom(), (x,), target=Here())[0], [(x,)]).outputs[0]
+    assert value.tolist() == [16.0] * 8

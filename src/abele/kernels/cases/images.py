@@ -388,7 +388,7 @@ class _Norm:
 
     def __init__(self, index: int, channels: int, *, summed: bool = False):
         rows, self.slope = 2 + 11 * index % 60, (1.0, 0.25, 0.0)[index % 3]
-        self.described = Norm(rows, channels, _MOMENTUM, _EPS, self.slope)
+        self.described = Norm(rows, channels, _MOMENTUM, _EPS, self.slope, 0)
         self.named = {"rows": rows, "channels": channels, "slope": self.slope}
         self.shape, self.added = (rows, channels), numbers(rows, channels, seed=4)
         self.x = numbers(rows, channels) + 3

@@ -28,8 +28,13 @@ _STORED = "stored_in"
 _NARROW = (torch.float16, torch.bfloat16)
 # Smaller values, in elements, are not worth a cast; uses up to so many nodes later read float32.
 _LARGE, _NEAR = 2**16, 16
-# Results that depend on the range of the type of what they read.
-_OF_TYPES = frozenset((aten.nan_to_num.default, aten.isinf.default, aten.isfinite.default))
+# Operators that ask for exact values, as a maximum has to equal its element, or for a type's range.
+_EXACT = frozenset(
+    (
+        *(aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge, aten.nextafter, aten.nan_to_num),
+        *(aten.isinf, aten.isfinite, aten.isnan, aten.isposinf, aten.isneginf),
+    )
+)
 
 
 def computed_in_float32(program: Program) -> Program:
@@ -67,7 +72,8 @@ def stored_in_16_bits(program: Program) -> Program:
             continue
         # Copies that other values brought are read right away.
         far = [user for user in node.users if order.get(user, 0) - order[node] > _NEAR]
-        if far:
+        # Strides of a copy are other ones than those of a view.
+        if far and all(user.target is not aten.as_strided.default for user in far):
             _read_rounded(node, far, _rounded(node, rounded), order)
     return finished(program, graph)
 
@@ -139,7 +145,7 @@ def _is_widened(node: _Node, narrow: _Nodes) -> bool:
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace not in ("aten", "abele"):
         return False  # the body of a loop, or an operator of a user's, expects its types
-    if node_phase(node) == "update" or target in _OF_TYPES:
+    if node_phase(node) == "update" or target.overloadpacket in _EXACT:
         return False
     if draws(node) or has_effect(node) or writes(node):
         return False

@@ -16,7 +16,7 @@ import torch
 from abele.kernels.binding import Norm
 from abele.kernels.on_tensors import channels_last, dense, threads_worth
 from abele.ops import norm_activation as operators
-from abele.targets.cpu.op_by_op.kernels import of_library
+from abele.targets.cpu.op_by_op.kernels import OwnKernel, of_library
 
 Tensor = torch.Tensor
 _Results = tuple[Tensor, ...]
@@ -28,18 +28,24 @@ def _prepared(
     slope: float,
     momentum: float = 0.0,
     eps: float = 0.0,
+    in_16_bits: bool = False,
 ) -> tuple[Any, Callable[[], int]]:
     """Return the kernel descriptor of a norm, and a function of its useful thread count."""
     # As text, because a slope of -0.0 is another one than 0.0, to which it is equal.
-    return _described(library, shape, slope.hex(), momentum, eps)
+    return _described(library, shape, slope.hex(), momentum, eps, in_16_bits)
 
 
 @functools.lru_cache(maxsize=4096)  # shapes of programs; the same at every step
 def _described(
-    library: ctypes.CDLL, shape: torch.Size, slope_hex: str, momentum: float, eps: float
+    library: ctypes.CDLL,
+    shape: torch.Size,
+    slope_hex: str,
+    momentum: float,
+    eps: float,
+    in_16: bool,
 ) -> tuple[Any, Callable[[], int]]:
     slope, size, channels = float.fromhex(slope_hex), shape.numel(), shape[1]
-    norm = Norm(size // channels, channels, momentum, eps, slope)
+    norm = Norm(size // channels, channels, momentum, eps, slope, in_16)
     return ctypes.byref(norm), threads_worth(library, size)
 
 
@@ -66,11 +72,13 @@ def _statistics(
     return outputs, bool(y_is_enough)
 
 
-def norm_activation(library: ctypes.CDLL, overwrite: bool, *given: Any) -> _Results:
+def norm_activation(
+    in_16_bits: bool, library: ctypes.CDLL, overwrite: bool, *given: Any
+) -> _Results:
     """Compute ``abele::norm_activation`` (batch norm and activation); may write y over x."""
     x, weight, bias, mean, var, momentum, eps, slope = given
     x = channels_last(x)
-    norm, worth = _prepared(library, x.shape, slope, momentum, eps)
+    norm, worth = _prepared(library, x.shape, slope, momentum, eps, in_16_bits)
     threads = worth()
     inputs = x, *dense(weight, bias, mean, var)
     (statistics, *new), y_is_enough = _statistics(library, norm, inputs, threads)
@@ -142,8 +150,21 @@ def scale_shift_activation(library: ctypes.CDLL, overwrite: bool, *given: Any) -
     return y
 
 
+def _saves_16_bits(node: torch.fx.Node) -> bool:
+    """Return whether what a norm saves for backward is rounded to 16 bits."""
+    return any(user.target is operators.saved for each in node.users for user in each.users)
+
+
 NORMS = (
-    of_library(operators.forward, "norms", norm_activation, 0),
+    OwnKernel(
+        operator=operators.forward,
+        name="norm_activation",
+        kind="norms",
+        function=lambda node, library, overwrite: functools.partial(
+            norm_activation, _saves_16_bits(node), library, overwrite
+        ),
+        over=0,
+    ),
     of_library(operators.backward, "norms", norm_activation_backward, 0),
     of_library(operators.of_sum, "norms", norm_sum_activation, 5),
     of_library(operators.of_sum_backward, "norms", norm_sum_activation_backward, 0),
