@@ -37,14 +37,19 @@ TYPES = (torch.float32, torch.float16, torch.bfloat16)
 def small() -> nn.Module:
     """Build the small network of CosmicTagger with its loss."""
     network = build(named("uresnet", **cosmic.SMALL), cosmic.SMALL_SIZE)
-    return LossInForward(network, Loss("focal"), None)
+    return LossInForward(network, Loss("focal"), mark)
+
+
+def mark(loss: torch.Tensor) -> torch.Tensor:
+    """Mark the final loss of a network."""
+    return poptorch.identity_loss(loss, "none")
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
     "introduction": (ClassificationModel, lambda: pictures.batch(16)),
     "gpt": (gpt.GPT, lambda: gpt.batch(12)),
     "small": (small, lambda: cosmic.batch(4, cosmic.SMALL_SIZE)),
-    "a21": (cosmic.a21, lambda: cosmic.batch(1)),
+    "a21": (lambda: cosmic.a21(mark), lambda: cosmic.batch(1)),
 }
 
 
