@@ -149,8 +149,9 @@ def test_a_disk_that_fills_up_between_checkpoints(run, monkeypatch, capsys):
 
 
 @pytest.fixture
-def small_files():
+def small_files(monkeypatch):
     """A function that limits the size of files, from now until the end of the test."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # cut files would stay
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
+from helpers.runs import HalfProductsInFloat32
 
 
 def options(**settings: Any) -> poptorch.Options:
@@ -125,9 +126,10 @@ def trains_like_eager(
     optimizer, wrapped = optimizer_of(plain), trainer(model, optimizer_of(model))
     for batch in batches:
         optimizer.zero_grad()
-        expected = plain(*copy.deepcopy(batch))  # forward may write to its inputs
-        several = isinstance(expected, tuple)
-        (expected[0] if several else expected).backward()
+        with HalfProductsInFloat32():
+            expected = plain(*copy.deepcopy(batch))  # forward may write to its inputs
+            several = isinstance(expected, tuple)
+            (expected[0] if several else expected).backward()
         optimizer.step()
         wanted = tuple(x.detach() for x in expected) if several else expected.detach()
         torch.testing.assert_close(wrapped(*batch), wanted, rtol=rtol, atol=atol)
