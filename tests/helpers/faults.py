@@ -45,7 +45,7 @@ class Faulty(nn.Module):
 
     def forward(self, x, labels):
         hidden = torch.relu(self.norm(self.first(x)))
-        hidden = self.dropout(hidden) * (hidden @ self.mask).tanh() + torch.linspace(0, 1, 13)
+        hidden = self.dropout(hidden) * (hidden @ self.mask).tanh() + torch.linspace(0, 1, 13).to(x)
         scores = self.last(hidden)
         return scores, nn.functional.cross_entropy(scores, labels)
 

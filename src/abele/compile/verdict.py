@@ -24,17 +24,15 @@ from abele.storage import atomic
 #: Largest difference of compiled from interpreted programs, relative to the norm of each tensor:
 #: float32 and wider types.
 TOLERANCE = 1e-5
-#: Tolerances of float16 and, which has eight times its rounding error, of bfloat16.
-HALF_TOLERANCE, BFLOAT_TOLERANCE = 5e-3, 4e-2
+#: The tolerance of programs that compute in float16 or bfloat16.
+HALF_TOLERANCE = 5e-3
 
 _MOST_RECORDED = 1000  # a file has some 300 bytes
 
 
 def tolerance(dtype: torch.dtype) -> float:
     """Return the tolerance of a comparison for a dtype, relative to the tensor's norm."""
-    if dtype is torch.bfloat16:
-        return BFLOAT_TOLERANCE
-    return HALF_TOLERANCE if dtype is torch.float16 else TOLERANCE
+    return HALF_TOLERANCE if dtype in (torch.float16, torch.bfloat16) else TOLERANCE
 
 
 class ComparisonWarning(UserWarning):

@@ -42,7 +42,7 @@ class _PopartOptions(Freezable):
         return self
 
     def setEngineOptions(self, engine_options: dict[str, str]) -> Self:
-        """Set the engine options of the Poplar backend, replacing earlier ones.
+        """Set the engine options of the Poplar backend, all of them strings; replaces earlier ones.
 
         Differs from the original: ``autoReport.*`` choose the report of ``enableProfiling``; the
         others have no effect.
