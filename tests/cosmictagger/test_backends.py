@@ -299,3 +299,80 @@ def test_rates_change_without_another_compilation(devices):
     before = backend.proof().executable
     trained(backend, 2, first=30)
     assert backend.proof().executable == before
+
+
+class TestOptimizers:
+    """Those of version 2.1, in every mode."""
+
+    @pytest.fixture(autouse=True)
+    def _interpreted(self, monkeypatch):
+        monkeypatch.setenv("ABELE_TARGET", "reference")
+
+    @pytest.mark.parametrize("kind", OptimizerKind, ids=lambda kind: kind.name)
+    def test_every_mode_updates_alike_and_goes_on_in_another_and_back(self, kind, tmp_path):
+        optimizer = Optimizer(name=kind, weight_decay=0.01)
+        modes = ("CPU", "IPU", "RDU")
+        plain, *others = (made(mode, tmp_path, optimizer=optimizer) for mode in modes)
+        losses = trained(plain, 3)
+        weights, state = (plain.state_dict()[name] for name in ("state_dict", "optimizer"))
+        assert list(state) == [kind.name]
+        for number, backend in enumerate(others):
+            assert trained(backend, 3) == pytest.approx(losses, abs=1e-5)
+            content = backend.state_dict()
+            close = {"atol": 1e-4, "rtol": 1e-3}
+            torch.testing.assert_close(dict(content["state_dict"]), dict(weights), **close)
+            torch.testing.assert_close(content["optimizer"], state, **close)
+            there = made(optimizer=optimizer)
+            there.load_state_dict(content)
+            first = 10 * number
+            assert trained(there, 3, first=first) == trained(backend, 3, first=first)
+            backend.load_state_dict(there.state_dict())
+            assert trained(there, 3, first=first) == trained(backend, 3, first=first)
+            backend.proof()  # where the device counts updates, it has counted these
+            backend.close()
+
+    @pytest.mark.parametrize("kind", OptimizerKind, ids=lambda kind: kind.name)
+    def test_weights_decay(self, kind):
+        backends = [made(optimizer=Optimizer(name=kind, weight_decay=w)) for w in (0.0, 0.1)]
+        for backend in backends:
+            trained(backend, 3)
+        free, decayed = (backend.network.layers[3].weight for backend in backends)
+        assert not torch.equal(free, decayed)
+
+    def test_the_first_update_of_lamb_by_hand(self):
+        """Without bias correction it is 0.1 g / sqrt(0.001 g^2), scaled to the weights' norm."""
+        backend = made(optimizer=Optimizer(name=OptimizerKind.lamb))
+        before = backend.network.layers[3].weight.detach().clone()
+        backend.train_step(batch_of(2), 0.5)
+        weight = backend.network.layers[3].weight
+        expected = before - 0.5 * before.norm() / before.numel() ** 0.5 * weight.grad.sign()
+        torch.testing.assert_close(weight, expected, rtol=1e-3, atol=1e-4)
+
+    @pytest.mark.parametrize("kind", OptimizerKind, ids=lambda kind: kind.name)
+    def test_ipu_mode_in_float16(self, kind):
+        backend = made("IPU", optimizer=Optimizer(name=kind), precision=Precision.float16)
+        plain = made(optimizer=Optimizer(name=kind))
+        assert trained(backend, 3) == pytest.approx(trained(plain, 3), abs=0.05)
+        assert float(backend.state_dict()["optimizer"]["scaling"]) >= 1024
+        backend.close()
+
+    def test_the_kind_of_a_state_of_the_original(self):
+        """LAMB's state has the names of Adam's; of its groups only Adam's have amsgrad."""
+        for kind, other in (("adam", "lamb"), ("adadelta", "rmsprop"), ("rmsprop", "adadelta")):
+            backend = made(optimizer=Optimizer(name=OptimizerKind[kind]))
+            trained(backend, 1)
+            content = {
+                "state_dict": backend.state_dict()["state_dict"],
+                "optimizer": torch.optim.Optimizer.state_dict(backend._optimizer),
+            }
+            backend.load_state_dict(content)
+            another = made(optimizer=Optimizer(name=OptimizerKind[other]))
+            with pytest.raises(BackendError, match=f"trained with {kind}, .*name={other}"):
+                another.load_state_dict(content)
+
+    def test_a_kind_without_state_is_known_again(self):
+        backend = made(optimizer=Optimizer(name=OptimizerKind.sgd))
+        assert backend.state_dict()["optimizer"] == {}
+        trained(backend, 2)
+        with pytest.raises(BackendError, match=r"trained with sgd, this run asks for .*name=adam"):
+            made().load_state_dict(backend.state_dict())

@@ -64,6 +64,12 @@ REFUSED: Mapping[type, str] = {
 }
 
 
+def kind_of(optimizer: object) -> Kind | None:
+    """Return the row of an optimizer, of its own or of ``KINDS``; None for unknown classes."""
+    kinds = (getattr(optimizer, "update_kind", None), *KINDS)
+    return next((kind for kind in kinds if kind and isinstance(optimizer, kind.base)), None)
+
+
 def names() -> str:
     """List the optimizer classes of ``torch.optim`` that have update rules, as text."""
     *listed, last = (kind.base.__name__ for kind in KINDS)
@@ -110,6 +116,8 @@ def switches(optimizer: Any, rule: str, group: Mapping[str, Any]) -> dict[str, b
         group: a dictionary of ``param_groups``.
     """
     values = {name: bool(group.get(name)) for name in (*_SWITCHES.get(rule, ()), "maximize")}
+    if hasattr(optimizer, "bias_correction"):
+        values["bias_correction"] = bool(optimizer.bias_correction)
     if rule in ("adam", "nadam", "radam"):
         default = isinstance(optimizer, torch.optim.AdamW)
         values["decoupled"] = bool(group.get("decoupled_weight_decay", default))

@@ -21,11 +21,25 @@ Logits = tuple[torch.Tensor, ...]
 EAGER = "eager"  # the target of what no compiler has seen
 
 # Per-parameter state of each optimizer, besides its count of steps.
-STATE = {OptimizerKind.adam: ("exp_avg", "exp_avg_sq"), OptimizerKind.rmsprop: ("square_avg",)}
+STATE: Mapping[OptimizerKind, tuple[str, ...]] = {
+    OptimizerKind.adam: ("exp_avg", "exp_avg_sq"),
+    OptimizerKind.rmsprop: ("square_avg",),
+    OptimizerKind.sgd: (),
+    OptimizerKind.adagrad: ("sum",),
+    OptimizerKind.adadelta: ("square_avg", "acc_delta"),
+    OptimizerKind.lamb: ("exp_avg", "exp_avg_sq"),
+}
 CONSTANTS: Mapping[OptimizerKind, Mapping[str, Any]] = {
     OptimizerKind.adam: {"betas": (0.9, 0.999), "eps": 1e-8},
     OptimizerKind.rmsprop: {"eps": 1e-4},
-}
+    OptimizerKind.sgd: {},
+    OptimizerKind.adagrad: {"eps": 1e-10},
+    OptimizerKind.adadelta: {"eps": 1e-6},
+    OptimizerKind.lamb: {
+        "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.0, "max_weight_norm": 10.0,
+        "bias_correction": False,
+    },
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,27 +298,38 @@ class Backend(abc.ABC):
 
     def _optimizer_state(self) -> dict[str, Any]:
         """Return a torch optimizer's state by kind and parameter name; empty before an update."""
-        settings = self.settings.optimizer
-        if settings is None:
+        settings, done = self.settings.optimizer, self._updates_done()
+        if settings is None or not done:
             return {}
-        keys = ("step", *STATE[settings.name])
-        states = {
-            name: {key: self._optimizer.state[value][key].cpu().clone() for key in keys}
-            for name, value in self.network.named_parameters()
-            if self._optimizer.state.get(value)
-        }
+        states: dict[str, dict[str, torch.Tensor]] = {}
+        for name, value in self.network.named_parameters():
+            state = self._optimizer.state.get(value, {})
+            if state or not STATE[settings.name]:  # or it has never had a gradient
+                states[name] = {"step": torch.as_tensor(state.get("step", done)).float().cpu()}
+                states[name] |= {key: state[key].cpu().clone() for key in STATE[settings.name]}
         return {settings.name.name: states} if states else {}
+
+    def _updates_done(self) -> torch.Tensor:
+        """Return the number of updates of the run, for optimizers that count none."""
+        return torch.tensor(float(self._updates_before + self.training_steps))
 
     def _load_optimizer_state(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Load state by parameter name into a torch optimizer."""
+        assert self.settings.optimizer is not None  # load_state_dict has asked
+        keys = STATE[self.settings.optimizer.name]
         # Clones, because torch would go on with the very tensors that are given.
         indexed = {
-            i: {k: v.float().clone() if k == "step" else v.clone() for k, v in state[name].items()}
+            i: {
+                "step": torch.as_tensor(state[name]["step"]).float().clone(),
+                **{key: state[name][key].clone() for key in keys},
+            }
             for i, (name, _) in enumerate(self.network.named_parameters())
-            if name in state
+            if keys and name in state
         }
         groups = self._optimizer.state_dict()["param_groups"]
-        self._optimizer.load_state_dict({"state": indexed, "param_groups": groups})
+        loaded = {"state": indexed, "param_groups": groups}
+        # Not the method of poptorch.optim.LAMB, which takes the state of a device.
+        torch.optim.Optimizer.load_state_dict(self._optimizer, loaded)
         self._count_updates_from(state)
 
     def _count_updates_from(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
@@ -331,9 +356,13 @@ def _by_name(state: Mapping[str, Any], network: nn.Module) -> dict[str, Any]:
     """Convert a ``torch.optim`` state dict from parameter indices to parameter names."""
     names = [name for name, _ in network.named_parameters()]
     by_name = {names[int(index)]: value for index, value in state["state"].items()}
-    kinds = [
-        kind for kind, keys in STATE.items() if all(keys[0] in each for each in by_name.values())
-    ]
+    found = {
+        key for each in by_name.values() for key, value in each.items() if value is not None
+    } - {"step"}
+    kinds = [kind for kind, keys in STATE.items() if keys and set(keys) == found]
+    if OptimizerKind.lamb in kinds:  # its state has the names of Adam's
+        is_adam = all("amsgrad" in group for group in state["param_groups"])
+        kinds = [OptimizerKind.adam if is_adam else OptimizerKind.lamb]
     return {kinds[0].name: by_name} if by_name and kinds else {}
 
 
@@ -343,9 +372,10 @@ def make_optimizer(
     """Create the optimizer of the configured kind; None if nothing is trained."""
     if settings.optimizer is None:
         return None
-    kind = settings.optimizer.name
+    kind, decay = settings.optimizer.name, settings.optimizer.weight_decay
+    values = {**CONSTANTS[kind], **({"weight_decay": decay} if decay else {}), **more}
     # The rate comes with each step, and so changes without another compilation.
-    return kinds[kind](network.parameters(), lr=1.0, **CONSTANTS[kind], **more)
+    return kinds[kind](network.parameters(), lr=1.0, **values)
 
 
 def padded(rows: torch.Tensor, size: int) -> torch.Tensor:

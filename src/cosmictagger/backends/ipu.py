@@ -35,12 +35,31 @@ from cosmictagger.models import LossInForward
 _INTERPRETING = "reference"  # the target whose programs are interpreted for ever
 _SEED = 42  # the published port's
 # What the device calls the state of a parameter.
-_DEVICE_NAMES = {"step": "Step", "exp_avg": "Accl1", "exp_avg_sq": "Accl2", "square_avg": "Accl1"}
+_DEVICE_NAMES = {
+    **{"step": "Step", "exp_avg": "Accl1", "exp_avg_sq": "Accl2"},
+    **{"square_avg": "Accl1", "acc_delta": "Accl2", "sum": "Accl1"},
+}
 #: Subfolder of a run's folder for reports of compiled programs.
 COMPUTE = "compute"
 _EXECUTION = "autoReport.outputExecutionProfile"
 _SCALING = "lossScaling_FLOAT"
-_COUNTED = OptimizerKind.adam  # the only kind whose device state has a count of updates
+# The kinds whose device state has a count of updates.
+_COUNTED = (OptimizerKind.adam, OptimizerKind.lamb)
+
+
+def _on_device(base: Any) -> Any:
+    """Return a class of torch.optim whose state poptorch reads and writes by parameter name."""
+
+    def start(self: Any, params: Any, loss_scaling: float | None = None, **values: Any) -> None:
+        base.__init__(self, params, **values)
+        self.loss_scaling = loss_scaling or 1.0
+        variable = ["lr"] if loss_scaling is None else ["lr", "loss_scaling"]
+        known = [*self.defaults, "loss_scaling"]
+        self.variable_attrs = poptorch.optim.VariableAttributes(variable, known)
+
+    # Of poptorch's module: it warns of subclasses elsewhere, whose steps would not run.
+    names = {"__init__": start, "__module__": poptorch.optim.__name__}
+    return type(base.__name__, (poptorch.optim.Optimizer, base), names)
 
 
 class IpuBackend(Backend):
@@ -69,6 +88,10 @@ class IpuBackend(Backend):
             {
                 OptimizerKind.adam: poptorch.optim.Adam,
                 OptimizerKind.rmsprop: poptorch.optim.RMSprop,
+                OptimizerKind.sgd: poptorch.optim.SGD,
+                OptimizerKind.adagrad: _on_device(torch.optim.Adagrad),
+                OptimizerKind.adadelta: _on_device(torch.optim.Adadelta),
+                OptimizerKind.lamb: poptorch.optim.LAMB,
             },
             loss_scaling=1024.0 if self.half else None,
         )
@@ -199,7 +222,7 @@ class IpuBackend(Backend):
 
     def _compare_counts(self) -> None:
         settings = self.settings.optimizer
-        if settings is None or settings.name is not _COUNTED or not self.training_steps:
+        if settings is None or settings.name not in _COUNTED or not self.training_steps:
             return
         state = self._optimizer.state_dict()["ipu_state"] or {}
         counts = {int(value) for name, value in state.items() if name.startswith("Step___")}
@@ -216,11 +239,10 @@ class IpuBackend(Backend):
         if settings is None:
             return {}
         everything = self._optimizer.state_dict()
-        tensors = everything["ipu_state"]
-        if not tensors:
+        tensors, done = everything["ipu_state"], self._updates_done()
+        if tensors is None or not done:
             return {}
         states: dict[str, dict[str, torch.Tensor]] = {}
-        done = torch.tensor(float(self._updates_before + self.training_steps))
         for name, inner in self._names().items():
             states[name] = {"step": tensors.get(f"Step___{inner}", done).float().clone()}
             for key in STATE[settings.name]:
@@ -238,7 +260,7 @@ class IpuBackend(Backend):
         settings = self.settings.optimizer
         assert settings is not None  # Backend.load_state_dict has asked
         keys = STATE[settings.name]
-        if settings.name is _COUNTED:
+        if settings.name in _COUNTED:
             keys = ("step", *keys)
         tensors = {
             f"{_DEVICE_NAMES[key]}___{inner}": state[name][key]

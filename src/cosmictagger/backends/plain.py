@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -77,9 +77,19 @@ def _loss_message(error: Exception) -> str:
     )
 
 
-_OPTIMIZERS = {
+def _lamb(*args: Any, **values: Any) -> torch.optim.Optimizer:
+    import poptorch.optim  # torch has no LAMB
+
+    return poptorch.optim.LAMB(*args, **values)
+
+
+_OPTIMIZERS: Mapping[OptimizerKind, Any] = {
     OptimizerKind.adam: torch.optim.Adam,
     OptimizerKind.rmsprop: torch.optim.RMSprop,
+    OptimizerKind.sgd: torch.optim.SGD,
+    OptimizerKind.adagrad: torch.optim.Adagrad,
+    OptimizerKind.adadelta: torch.optim.Adadelta,
+    OptimizerKind.lamb: _lamb,
 }
 _DTYPES = {Precision.bfloat16: torch.bfloat16, Precision.float16: torch.float16}
 

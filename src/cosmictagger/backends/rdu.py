@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+import poptorch.optim
 from cosmictagger.backends._base import (
     Backend,
     Logits,
@@ -56,6 +57,10 @@ class RduBackend(Backend):
             {
                 OptimizerKind.adam: samba.optim.Adam,
                 OptimizerKind.rmsprop: torch.optim.RMSprop,
+                OptimizerKind.sgd: samba.optim.SGD,
+                OptimizerKind.adagrad: torch.optim.Adagrad,
+                OptimizerKind.adadelta: torch.optim.Adadelta,
+                OptimizerKind.lamb: poptorch.optim.LAMB,
             },
         )
         self.trainer = samba.SambaSession()

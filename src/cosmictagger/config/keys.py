@@ -73,10 +73,14 @@ class ModeKind(Enum):
 
 
 class OptimizerKind(Enum):
-    """The optimizer of training."""
+    """The optimizer of training, numbered as in version 2.1."""
 
     adam = 0
     rmsprop = 1
+    sgd = 2
+    adagrad = 3
+    adadelta = 4
+    lamb = 6
 
 
 class LossBalanceScheme(Enum):
@@ -88,21 +92,53 @@ class LossBalanceScheme(Enum):
     focal = 3
 
 
+class ScheduleKind(Enum):
+    """The learning rate as a function of the step."""
+
+    default = 0
+    flat = 1
+    one_cycle = 2
+    standard = 3
+
+
+@dataclass
+class LearningRates:
+    """The settings of the learning rate's schedule.
+
+    Attributes:
+        name: default: warm-up of one epoch, flat until the 21st, then decay; flat; one_cycle: up,
+            down and decay within run.epochs; standard: warm-up, flat, and decay at the end of
+            run.epochs (of 25 epochs with run.iterations).
+        min_learning_rate: one_cycle: the rate at its start and before its decay.
+        decay_floor: one_cycle, standard: the rate that the decay ends with, and of steps after it.
+        decay_epochs: one_cycle, standard: epochs of decay at the end.
+    """
+
+    name: ScheduleKind = ScheduleKind.default
+    min_learning_rate: float = 1e-5
+    decay_floor: float = 1e-5
+    decay_epochs: float = 5.0
+
+
 @dataclass
 class Optimizer:
     """The settings of the optimizer: learning rate, loss weighting, gradient accumulation.
 
     Attributes:
-        learning_rate: peak of the schedule.
+        learning_rate: the highest one, of every schedule.
         loss_balance_scheme: none, light, even or focal.
-        name: adam or rmsprop.
+        name: adam, rmsprop, sgd, adagrad, adadelta or lamb.
         gradient_accumulation: micro-batches whose gradients are averaged before one update.
+        weight_decay: share of each weight that is added to its gradient (lamb: to its update).
+        lr_schedule: of the learning rate.
     """
 
     learning_rate: float = 0.0003
     loss_balance_scheme: LossBalanceScheme = LossBalanceScheme.focal
     name: OptimizerKind = OptimizerKind.adam
     gradient_accumulation: int = 1
+    weight_decay: float = 0.0
+    lr_schedule: LearningRates = field(default_factory=LearningRates)
 
 
 @dataclass

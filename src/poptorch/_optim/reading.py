@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from abele.step import optimizers, update_rules
-from abele.step.optimizers import KINDS, PAIRS, Kind
+from abele.step.optimizers import PAIRS, Kind
 from abele.step.update_rules import FURTHER_RULES, RULES, Group, UpdateRule
 from abele.storage.values import bits
 from poptorch._error import error
@@ -66,9 +66,9 @@ def to_update_rule(optimizer: Any, names: Mapping[int, str], *, warn: bool = Fal
 
 
 def _kind_of(optimizer: Any) -> Kind:
-    for kind in (getattr(optimizer, "update_kind", None), *KINDS):
-        if kind is not None and isinstance(optimizer, kind.base):
-            return kind
+    kind = optimizers.kind_of(optimizer)
+    if kind is not None:
+        return kind
     reason = optimizers.why_not(optimizer)
     because = f": {reason}" if reason else ""
     raise AssertionError(
@@ -139,8 +139,6 @@ def _switches(optimizer: Any, rule: str, group: dict[str, Any]) -> dict[str, boo
         if len({bool(g.get("centered")) for g in optimizer.param_groups}) > 1:
             raise AssertionError("All groups must have the same value for the 'centered' attribute")
         values["tf_variant"] = bool(getattr(optimizer, "use_tf_variant", False))
-    if hasattr(optimizer, "bias_correction"):
-        values["bias_correction"] = bool(optimizer.bias_correction)
     return values
 
 

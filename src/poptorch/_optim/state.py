@@ -530,5 +530,5 @@ def _group_values(rule: UpdateRule, group: Group) -> Iterator[tuple[str, float]]
         yield "scaledLearningRate0", rate / rule.loss_scaling
         yield "weightDecayScaleFactor0", 1 - rate * values["weight_decay"]
         return
-    for name, public in _VALUE_NAMES[rule.kind].items():
+    for name, public in _VALUE_NAMES.get(rule.kind, _COMMON).items():
         yield public, float(values[name])

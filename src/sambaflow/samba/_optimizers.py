@@ -8,7 +8,7 @@ import torch
 
 from abele.capture import gradient_hooks
 from abele.step import optimizers as torch_optimizers
-from abele.step.optimizers import KINDS, PAIRS, Kind
+from abele.step.optimizers import PAIRS, Kind
 from abele.step.update_rules import Group, UpdateRule
 from sambaflow.errors import UsageError
 from sambaflow.samba._arguments import check
@@ -64,9 +64,9 @@ def to_rule(
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> Kind:
-    for kind in KINDS:
-        if isinstance(optimizer, kind.base):
-            return kind
+    kind = torch_optimizers.kind_of(optimizer)
+    if kind is not None:
+        return kind
     reason = torch_optimizers.why_not(optimizer)
     because = f": {reason}" if reason else ""
     raise UsageError(
