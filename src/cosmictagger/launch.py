@@ -351,14 +351,16 @@ def _seeded(config: Config, instances: Instances) -> Iterator[tuple[int, int]]:
     seeds = {"data.seed": config.data.seed, "framework.seed": config.framework.seed}
     before = torch.are_deterministic_algorithms_enabled()
     state = torch.get_rng_state()
-    if config.framework.seed:
+    if config.framework.seed > 0:
         torch.use_deterministic_algorithms(True, warn_only=True)
-    for name in [name for name, seed in seeds.items() if not seed]:
+    for name in [name for name, seed in seeds.items() if seed <= 0]:
         seeds[name] = drawn
         logger.info(f"{name}={drawn} was drawn; give it to repeat this run.")
     try:
         yield seeds["data.seed"], seeds["framework.seed"]
     finally:
-        if config.framework.seed:  # the call alone imports torch's compiler, which takes a second
+        if (
+            config.framework.seed > 0
+        ):  # the call alone imports torch's compiler, which takes a second
             torch.use_deterministic_algorithms(before)
         torch.set_rng_state(state)

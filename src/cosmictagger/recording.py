@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from tqdm import tqdm
 from abele.storage import atomic
 
 T = TypeVar("T")
+S = TypeVar("S", covariant=True)
 
 LOGGED = ("loss", "Average/Non_Bkg_Accuracy", "Average/mIoU")
 """Metrics shown in the log line of a step."""
@@ -436,7 +437,12 @@ class Bar:
 _SILENCE = 5.0  # seconds
 
 
-def progress(items: Sequence[T], label: str) -> Iterator[T]:
+class _Sized(Protocol[S]):
+    def __iter__(self) -> Iterator[S]: ...
+    def __len__(self) -> int: ...
+
+
+def progress(items: _Sized[T], label: str) -> Iterator[T]:
     """Yield items behind a progress bar; where there is no terminal, say every five seconds.
 
     Args:

@@ -7,12 +7,15 @@ from typing import Any
 
 from cosmictagger.config.checks import minibatch
 from cosmictagger.config.composing import Config
-from cosmictagger.config.keys import DataKind, ModeKind
+from cosmictagger.config.keys import DataKind, ModeKind, RandomMode
 from cosmictagger.data.larcv import EventFile
 from cosmictagger.data.loader import Batch, BatchStream, EventLoader, SyntheticLoader
 from cosmictagger.errors import ConfigError
 from cosmictagger.instances import Instances
 from cosmictagger.recording import logger, warn_once
+
+SIZES = {1: (1280, 2048), 2: (1408, 2048)}
+"""Height and width of images by ``data.version``."""
 
 _CACHE = "COSMICTAGGER_CACHE"
 _HELD_OUT = 1_000_000  # added to the generator's seed for events that nothing is trained on
@@ -35,8 +38,9 @@ def training(config: Config, seed: int, instances: Instances) -> BatchStream:
         raise ConfigError("data.label is empty, but training needs labels. Name their producer.")
     file = _main_file(config) if data.name is DataKind.real else _generated(config, held_out=False)
     return EventLoader(
-        _opened(config, file), batch_size=size, shuffle=True, seed=seed, across_epochs=True,
-        shard=instances.shard, **_look(config),
+        _opened(config, file), batch_size=size, seed=seed, across_epochs=True,
+        shuffle=data.random_mode is RandomMode.random_blocks, shard=instances.shard,
+        **_look(config),
     )  # fmt: skip
 
 
@@ -150,7 +154,8 @@ def _look(config: Config) -> dict[str, Any]:
 
 
 def _synthetic(config: Config, size: int, seed: int, instances: Instances) -> SyntheticLoader:
-    return SyntheticLoader(batch_size=size, seed=seed, shard=instances.shard, **_look(config))
+    shape = SIZES[config.data.version]
+    return SyntheticLoader(size, size=shape, seed=seed, shard=instances.shard, **_look(config))
 
 
 def _main_file(config: Config) -> Path:

@@ -86,6 +86,7 @@ def test_both_definitions_of_a21_are_there():
         ("a21-deterministic", "A21", "real", 1),
         ("polaris", "polaris", "real", 0),
         ("SCC_21", "scc21", "real", 0),
+        ("uresnet2", "uresnet2", "real", 1),
         ("sn-at", "uresnet3d", "real", 0),
     ],
 )
@@ -100,7 +101,8 @@ def test_presets_keep_their_numbers_and_yield_to_the_command_line():
     assert (config.data.seed, config.framework.seed, config.run.iterations) == (12345, 54321, 5000)
     assert config.run.minibatch_size == 4
     assert configured(preset="sn-at").network.depth == 7
-    assert set(PRESETS) == {"config", "a21", "a21-deterministic", "polaris", "SCC_21", "sn-at"}
+    published = {"config", "a21", "a21-deterministic", "polaris", "SCC_21", "sn-at", "uresnet2"}
+    assert set(PRESETS) == published
 
 
 def test_published_command_lines_compose():

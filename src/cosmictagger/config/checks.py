@@ -10,7 +10,13 @@ import torch
 from abele.storage.files import why_no_folder_name
 from cosmictagger import instances
 from cosmictagger.config.composing import Config
-from cosmictagger.config.keys import ComputeMode, DataKind, DistributedMode, ModeKind
+from cosmictagger.config.keys import (
+    ComputeMode,
+    DataKind,
+    DistributedMode,
+    ModeKind,
+    ScheduleKind,
+)
 from cosmictagger.errors import ConfigError
 
 _WORLD_SIZES = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE")
@@ -108,17 +114,29 @@ def _settle_replicas(config: Config) -> list[str]:
 
 
 _DEFAULT_ITERATIONS = 500
+STANDARD_EPOCHS = 25
+"""Length of the schedule ``standard`` where the length of a run is given in steps."""
+# Numbers of ``mode.optimizer``, and whether they may be zero.
+_RATES = {
+    "learning_rate": False,
+    "weight_decay": True,
+    "lr_schedule.min_learning_rate": False,
+    "lr_schedule.decay_floor": True,
+    "lr_schedule.decay_epochs": True,
+}
 _LARGEST = 2**63 - 1
 # The least value of each number, where a configuration has it.
 _LEAST = {
     "run.iterations": 1,
+    "run.epochs": 1,
     "run.aux_iterations": 0,
     "run.minibatch_size": 1,
     "run.num_replicas": 1,
     "data.downsample": 0,
-    "data.seed": 0,
+    "data.seed": -_LARGEST,
     "data.generator_seed": 0,
-    "framework.seed": 0,
+    "data.version": 1,
+    "framework.seed": -_LARGEST,
     "mode.displays": 0,
     "mode.checkpoint_iteration": 1,
     "mode.summary_iteration": 1,
@@ -145,8 +163,7 @@ def settle(config: Config) -> list[str]:
         )
     _settle_mode(config)
     _check_numbers(config)
-    if config.run.iterations is None and config.mode.name in (ModeKind.train, ModeKind.iotest):
-        config.run.iterations = _DEFAULT_ITERATIONS
+    _settle_length(config)
     if getattr(config.mode, "quantization_aware", False):
         raise ConfigError(
             "mode.quantization_aware=True was asked for; training for 8-bit integers is not "
@@ -157,7 +174,49 @@ def settle(config: Config) -> list[str]:
             "framework.sparse=True was asked for, but no library for sparse convolutions that can "
             "be installed trains without CUDA. Use framework.sparse=False."
         )
-    return [*settle_processes(config), *_without_effect(config)]
+    return [*config.notes, *settle_processes(config), *_without_effect(config)]
+
+
+def _settle_length(config: Config) -> None:
+    """Check epochs against iterations and schedule, or fill in the default of iterations."""
+    run, trains = config.run, config.mode.name is ModeKind.train
+    if not trains or run.epochs is None:
+        if run.iterations is None and config.mode.name is not ModeKind.inference:
+            run.iterations = _DEFAULT_ITERATIONS
+    elif run.iterations is not None:
+        raise ConfigError(
+            f"run.iterations={run.iterations} and run.epochs={run.epochs} were asked for, which "
+            "are two lengths of one run. Give one of them."
+        )
+    if trains:
+        _check_schedule(config)
+
+
+def _check_schedule(config: Config) -> None:
+    optimizer, epochs = config.mode.optimizer, config.run.epochs
+    rates = optimizer.lr_schedule
+    asked = f"mode.optimizer.lr_schedule.name={rates.name.name} was asked for"
+    if rates.name in (ScheduleKind.default, ScheduleKind.flat):
+        return
+    if epochs is None and rates.name is ScheduleKind.one_cycle:
+        raise ConfigError(
+            f"{asked}, which is fitted to the length of a run in epochs, but it was given as "
+            f"run.iterations={config.run.iterations}. Give run.epochs=N instead, or use "
+            "lr_schedule.name=standard or flat."
+        )
+    total = epochs or STANDARD_EPOCHS
+    if total < rates.decay_epochs + 1:
+        raise ConfigError(
+            f"{asked} for {total} epochs, of which decay_epochs={rates.decay_epochs:g} leave less "
+            "than one for the rise. Use a larger run.epochs, or fewer "
+            "mode.optimizer.lr_schedule.decay_epochs."
+        )
+    for name in ("decay_floor", "min_learning_rate"):
+        if getattr(rates, name) > optimizer.learning_rate:
+            raise ConfigError(
+                f"{asked} with {name}={getattr(rates, name)}, which is above the highest rate, "
+                f"mode.optimizer.learning_rate={optimizer.learning_rate}. Change one of them."
+            )
 
 
 def _check_names(config: Config) -> None:
@@ -194,16 +253,18 @@ def _check_numbers(config: Config) -> None:
             raise ConfigError(f"{name}={value} was asked for; the least is {least}.")
         if value is not None and value > _LARGEST:
             raise ConfigError(f"{name}={value} was asked for; the largest is {_LARGEST}.")
-    rate = look_up(config, "mode.optimizer.learning_rate")
-    if rate is not None and not 0 < rate < float("inf"):
-        raise ConfigError(
-            f"mode.optimizer.learning_rate={rate} was asked for; it has to be positive."
-        )
+    if look_up(config, "data.version") not in (1, 2):
+        raise ConfigError(f"data.version={config.data.version} was asked for; there are 1 and 2.")
+    for name, may_be_zero in _RATES.items():
+        rate = look_up(config, f"mode.optimizer.{name}")
+        if rate is not None and not (0 <= rate < float("inf") and (rate or may_be_zero)):
+            least = "at least 0" if may_be_zero else "positive"
+            raise ConfigError(f"mode.optimizer.{name}={rate} was asked for; it has to be {least}.")
 
 
 _NO_EFFECT = (
     ("run.horovod_num_groups", 0, "torch.distributed connects processes, without groups"),
-    ("network.weight_decay", 0.1, "PyTorch runs have never used it"),
+    ("network.weight_decay", 0.1, "mode.optimizer.weight_decay is what decays weights"),
 )
 
 
@@ -213,6 +274,15 @@ def _without_effect(config: Config) -> list[str]:
         for name, default, why in _NO_EFFECT
         if look_up(config, name) != default
     ]
+    if config.run.epochs is not None and config.mode.name is not ModeKind.train:
+        notes.append("run.epochs has no effect: only mode=train counts epochs.")
+    elif config.run.epochs is not None and config.run.aux_iterations not in (0, 10):
+        notes.append(
+            f"run.aux_iterations={config.run.aux_iterations} has no effect: with run.epochs each "
+            "epoch ends with a validation on the whole file."
+        )
+    if config.data.version != 1 and config.data.name is not DataKind.synthetic:
+        notes.append("data.version has no effect: the images of a file have their size.")
     plain = config.run.compute_mode in (ComputeMode.CPU, ComputeMode.GPU)
     if config.framework.distributed_mode is DistributedMode.horovod:
         notes.append("framework.distributed_mode=horovod has no effect: torch's DDP is used.")

@@ -13,8 +13,9 @@ import dataclasses
 import difflib
 import enum
 import functools
+import os
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +53,9 @@ class Config:
     network: Network = field(default_factory=Network)
     output_dir: str = ""
 
+    def __post_init__(self) -> None:
+        self.notes: list[str] = []  # which keys of version 2.1 were read as others, and how
+
 
 _BASE = {"mode": "train", "framework": "torch"}
 PRESETS: dict[str, dict[str, Any]] = {
@@ -65,6 +69,19 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "polaris": {"groups": {"data": "real", "network": "polaris"}, "data": {"downsample": 0}},
     "SCC_21": {"groups": {"data": "real", "network": "scc21"}, "data": {"downsample": 0}},
+    "uresnet2": {
+        "groups": {"data": "real", "network": "uresnet"},
+        "data": {"downsample": 1},
+        "network": {
+            "name": "uresnet2",
+            "n_initial_filters": 64,
+            "blocks_deepest_layer": 3,
+            "blocks_final": 3,
+            "depth": 5,
+            "filter_size_deepest": 3,
+        },
+        "run": {"iterations": 20000},
+    },
     "sn-at": {
         "groups": {"data": "real", "network": "uresnet3d"},
         "data": {"downsample": 0},
@@ -85,6 +102,38 @@ GROUPS: dict[str, dict[str, Callable[[], Any]]] = {
 }
 """Choices of each configuration group, and their classes."""
 
+RENAMED: dict[str, str] = {
+    "run.run_length": "run.epochs, or run.iterations with run.run_units=iteration",
+    "run.val_iteration": "run.aux_iterations",
+    "mode.optimizer.lr_schedule.peak_learning_rate": "mode.optimizer.learning_rate",
+    "lr_schedule@mode.optimizer.lr_schedule": "mode.optimizer.lr_schedule.name",
+    "data.paths.train": "data.file",
+    "data.paths.val": "data.aux_file",
+    "data.paths.test": "data.file",
+    "run.compute_mode=CUDA": "run.compute_mode=GPU",
+}
+"""Keys and choices of version 2.1 of the original, and what they are read as."""
+
+_UNITS = {"epoch": "run.epochs", "0": "run.epochs", "iteration": "run.iterations"}
+_UNITS["1"] = _UNITS["iteration"]
+_PATHS = "data.paths."
+_FILES = ("train", "val", "test", "active")  # the last one is a list of the others
+# The files of a mode, of which the first one has to be given.
+_FILES_OF = {"train": ("train", "val"), "inference": ("test",), "iotest": ("train",)}
+_TRANSFORMER = "it is a transformer, and networks here are UResNets, such as network=uresnet"
+REFUSED: dict[str, str] = {
+    "network=segformer": _TRANSFORMER,
+    "network=cvt": _TRANSFORMER,
+    "--config-name=segformer": _TRANSFORMER,
+    "--config-name=cvt": _TRANSFORMER,
+    **{
+        f"mode.optimizer.name={name}": "it is not available; the nearest one is lamb, which also "
+        "scales the update of each tensor"
+        for name in ("lars", "5", "novograd", "7")
+    },
+}
+"""Choices of version 2.1 of the original that are not available, and why."""
+
 _FREE = "framework.environment_variables."  # the one place for names of one's own
 _SWITCH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
@@ -96,6 +145,7 @@ def composed(preset: str, overrides: Sequence[str]) -> Config:
         preset: one of ``PRESETS``.
         overrides: like ``data=real`` or ``run.id=first``; a ``+`` before them changes nothing.
     """
+    _refuse("--config-name", preset)
     if preset not in PRESETS:
         raise ConfigError(
             f"--config-name {preset} was asked for; presets are {', '.join(PRESETS)}."
@@ -103,7 +153,10 @@ def composed(preset: str, overrides: Sequence[str]) -> Config:
         )
     pairs = [(text, *_parsed(text)) for text in overrides]
     chosen = {**_BASE, **PRESETS[preset]["groups"]}
+    if any(key.startswith(_PATHS) for _, key, _ in pairs):
+        chosen["data"] = "real"
     for text, key, value in pairs:
+        _refuse(key, value)
         if key in GROUPS and value not in GROUPS[key]:
             choices = ", ".join(GROUPS[key])
             near = _nearest(value, GROUPS[key])
@@ -114,6 +167,10 @@ def composed(preset: str, overrides: Sequence[str]) -> Config:
     for section, changes in PRESETS[preset].items():
         for name, value in changes.items() if section != "groups" else ():
             setattr(getattr(config, section), name, value)
+    pairs = _renamed(pairs, chosen["mode"], config.notes)
+    keys = {key for _, key, _ in pairs}
+    if "run.epochs" in keys and "run.iterations" not in keys:
+        config.run.iterations = None  # that of the preset
     for text, key, value in pairs:
         if key not in GROUPS:
             _set(config, text, key, value)
@@ -135,13 +192,74 @@ def _parsed(text: str) -> tuple[str, str]:
     return key, value
 
 
+def _refuse(key: str, value: str) -> None:
+    why = REFUSED.get(f"{key}={value}")
+    if why is not None:
+        raise ConfigError(f"{key}={value} was asked for, but {why}.")
+
+
+def _renamed(
+    pairs: Sequence[tuple[str, str, str]], mode: str, notes: list[str]
+) -> list[tuple[str, str, str]]:
+    """Return overrides with the keys of this application in place of those of version 2.1.
+
+    Args:
+        pairs: text, key and value of each override.
+        mode: that was chosen, which decides about files.
+        notes: takes a sentence for each override that was read as another.
+    """
+    given = {key: value for _, key, value in pairs}
+    units = given.get("run.run_units", "epoch")
+    if units not in _UNITS or ("run.run_units" in given and "run.run_length" not in given):
+        raise ConfigError(
+            f"run.run_units={units} was asked for; it is epoch or iteration, and says what "
+            "run.run_length=N counts. Here run.epochs=N and run.iterations=N say it in one."
+        )
+    skipped = {"run.run_units", *(_PATHS + name for name in _FILES if name not in _FILES_OF[mode])}
+    result: list[tuple[str, str, str]] = []
+    for text, key, value in pairs:
+        new = RENAMED.get(f"{key}={value}") or RENAMED.get(key, key)
+        new = _UNITS[units] if key == "run.run_length" else new
+        if key.startswith(_PATHS) and value:
+            value = os.path.abspath(value)  # whatever data.data_directory is
+        if "=" in new:
+            new, _, value = new.partition("=")
+        if key in skipped:
+            continue
+        if new != key or not text.endswith(value):
+            notes.append(f"{text} is read as {new}={value}.")
+        result.append((text, new, value))
+    return result + _without_files(given, mode, notes)
+
+
+def _without_files(
+    given: Mapping[str, str], mode: str, notes: list[str]
+) -> list[tuple[str, str, str]]:
+    """Return the overrides for files that ``data.paths`` does not name; raise for that of a mode."""
+    if not any(_PATHS + name in given for name in _FILES):
+        return []
+    if _PATHS + "active" in given:
+        notes.append("data.paths.active has no effect: the mode decides which files are read.")
+    main = _FILES_OF[mode][0]
+    if _PATHS + main not in given and "data.file" not in given:
+        raise ConfigError(
+            f"mode={mode} reads data.paths.{main}, but only other files were named. Add "
+            f"data.paths.{main}=FILE."
+        )
+    if mode != "train" or not {_PATHS + "val", "data.aux_file"}.isdisjoint(given):
+        return []
+    notes.append("There is no validation: name events for it with data.paths.val=FILE.")
+    return [("data.aux_file=", "data.aux_file", "")]
+
+
 def _set(config: Config, text: str, key: str, value: str) -> None:
     if key.startswith(_FREE):
         config.framework.environment_variables[key.removeprefix(_FREE)] = value
         return
     keys = list(leaves(config))
     if key not in keys:
-        raise ConfigError(f"{text} was asked for, but there is no key {key}.{_nearest(key, keys)}")
+        near = _nearest(key, [*keys, *RENAMED])
+        raise ConfigError(f"{text} was asked for, but there is no key {key}.{near}")
     owner: Any = config
     *path, name = key.split(".")
     for part in path:

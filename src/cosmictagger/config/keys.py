@@ -33,7 +33,9 @@ class Run:
             CPU.
         iterations: steps of this launch; a resumed run makes that many more. null: 500; in
             inference: every event once.
-        aux_iterations: validate on the aux file every so many steps; 0: never.
+        epochs: in place of iterations: passes over the events to train on, of the whole run; a
+            resumed run makes the rest. Each ends with a validation on the whole aux file.
+        aux_iterations: validate on a batch of the aux file every so many steps; 0: never.
         minibatch_size: images per micro-batch; in IPU mode, with synthetic data and in inference of
             each replica or process, else of all processes together.
         num_replicas: IPU mode: copies of the network that share each update; under poprun it
@@ -52,6 +54,7 @@ class Run:
     id: str = ""
     compute_mode: ComputeMode | None = None
     iterations: int | None = None
+    epochs: int | None = None
     aux_iterations: int = 10
     minibatch_size: int = 2
     num_replicas: int = 1
@@ -219,6 +222,13 @@ class DataFormat(Enum):
     channels_first = 1
 
 
+class RandomMode(Enum):
+    """The order of the events in training."""
+
+    random_blocks = 0
+    serial_access = 1
+
+
 class DataKind(Enum):
     """The source of events: synthetic, real or generated."""
 
@@ -237,7 +247,10 @@ class Synthetic:
         downsample: power of two by which images shrink: 0 leaves 1280 x 2048, 1 640 x 1024.
         data_format: layout in memory of convolutions in CPU and GPU mode.
         img_transform: images become ln(image + 1).
-        seed: of the random images; 0 draws one and says which.
+        seed: of the random images; 0 or less draws one and says which.
+        version: 1: synthetic images have 1280 x 2048 pixels; 2: 1408 x 2048. Files have their size.
+        random_mode: random_blocks: training shuffles the events of each epoch; serial_access: it
+            reads them in order.
     """
 
     name: DataKind = DataKind.synthetic
@@ -246,6 +259,8 @@ class Synthetic:
     data_format: DataFormat = DataFormat.channels_last
     img_transform: bool = False
     seed: int = 0
+    version: int = 1
+    random_mode: RandomMode = RandomMode.random_blocks
 
 
 @dataclass
@@ -253,7 +268,7 @@ class Real(Synthetic):
     """Settings of ``data=real``: larcv3 HDF5 files.
 
     Attributes:
-        seed: order of events; 0 draws one and says which.
+        seed: order of events; 0 or less draws one and says which.
         data_directory: folder of the files.
         file: events to train on, or to label.
         aux_file: events to validate on; empty: none.
@@ -275,7 +290,7 @@ class Generated(Synthetic):
     """Settings of ``data=generated``: simulated events, generated once and cached; the default.
 
     Attributes:
-        seed: order of events; 0 draws one and says which.
+        seed: order of events; 0 or less draws one and says which.
         events: events to train on.
         aux_events: other events: to validate on, and those of inference; 0: none.
         generator_seed: of the events themselves.
@@ -312,7 +327,7 @@ class Torch:
 
     Attributes:
         name: set by framework=.
-        seed: of the first weights, with deterministic kernels; 0 draws one and says it.
+        seed: of the first weights, with deterministic kernels; 0 or less draws one and says it.
         sparse: a sparse network, where one is available.
         compile: CPU and GPU mode: torch.compile instead of eager.
         distributed_mode: DDP; horovod has no effect.

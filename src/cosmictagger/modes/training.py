@@ -9,10 +9,10 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from abele.collectives.meeting import SECRET
@@ -26,6 +26,7 @@ from cosmictagger.data.loader import Batch, BatchStream
 from cosmictagger.errors import BackendError, ConfigError, DataError, TrainingError
 from cosmictagger.instances import Instances
 from cosmictagger.launch import Launch, launched
+from cosmictagger.modes.schedule import Schedule
 from cosmictagger.modes.stopping import SIGNALS, Stop
 from cosmictagger.recording import (
     IMAGES_EVERY,
@@ -36,54 +37,12 @@ from cosmictagger.recording import (
     closing_lines,
     log_step,
     logger,
+    progress,
     split_line,
     throughput,
     warn_once,
 )
 from cosmictagger.results.writer import write_training
-
-LOWEST = 1e-4
-"""The learning rate at the start of the rise and at the end of the fall."""
-
-_RISE = 1.0  # epochs
-_FALL = 21.0  # epochs at which the plateau ends
-_DECAY = 0.999  # per epoch
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """The learning rate as a function of the step.
-
-    Attributes:
-        peak: learning rate of the plateau.
-        images_per_step: images that one update of all instances sees, accumulated ones included.
-            (The original leaves the accumulated ones out; without them there is no difference.)
-        events: events in the training set.
-        surplus: images that earlier steps saw beyond that: negative if their batches were smaller.
-    """
-
-    peak: float
-    images_per_step: int
-    events: int
-    surplus: int = 0
-
-    def images(self, step: int) -> int:
-        """Return the number of images seen before a step."""
-        return step * self.images_per_step + self.surplus
-
-    def epoch(self, step: int) -> float:
-        """Return the number of epochs completed before a step, as a float."""
-        return self.images(step) / self.events
-
-    def __call__(self, step: int) -> float:
-        """Return the learning rate of a step, counted from 0."""
-        x = self.epoch(step)
-        if x < _RISE:
-            return LOWEST + x * (self.peak - LOWEST)
-        if x < _FALL:
-            return self.peak
-        return (self.peak - LOWEST) * math.exp(-_DECAY * (x - _FALL)) + LOWEST
-
 
 # Poprun and torchrun say how often they have restarted a run, and give each run a value of its own.
 _RESTARTS, _OF_TORCHRUN = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"
@@ -108,11 +67,19 @@ def open_events(
     return events, aux
 
 
-def steps_to_make(launch: Launch, step: int) -> int:
-    """Return the number of steps to run: ``run.iterations``, or the rest after a restart."""
-    iterations = launch.config.run.iterations
-    assert iterations is not None  # settled
-    until, launcher = step + iterations, _launcher()
+def steps_to_make(launch: Launch, step: int, schedule: Schedule) -> int:
+    """Return the number of steps to run: ``run.iterations``, or the rest of ``run.epochs``."""
+    run, launcher = launch.config.run, _launcher()
+    if run.epochs is not None:
+        until = schedule.step_of(run.epochs)
+        if until <= step:
+            warn_once(
+                f"Nothing is trained: run.epochs={run.epochs} counts from the start of the run, "
+                f"which has made {schedule.epoch(step):.4g}. Ask for more of them."
+            )
+    else:
+        assert run.iterations is not None  # settled
+        until = step + run.iterations
     goal = launch.record.before.get("goal", {})
     if os.environ.get(_RESTARTS, "0") != "0" and goal.get("launcher") == launcher:
         until = int(goal["step"])
@@ -145,10 +112,10 @@ def mean_loss(
     return total / instances.count, received
 
 
-def all_metrics(
+def all_counts(
     instances: Instances, logits: Sequence[torch.Tensor], label: torch.Tensor, size: int
-) -> dict[str, float]:
-    """Return metrics over the images of all instances, as if computed in one batch.
+) -> measures.Counts:
+    """Return the ``measures.counts`` of the images of all instances, as if of one batch.
 
     Args:
         instances: all processes of the run.
@@ -158,11 +125,11 @@ def all_metrics(
     """
     counts = measures.counts(logits, label)
     if instances.count == 1:
-        return measures.of_batch(counts)
+        return counts
     table = torch.from_numpy(counts)
     missing = table.new_full((size - len(table), *table.shape[1:]), -1)
     joined = instances.rows(torch.cat([table, missing]))
-    return measures.of_batch(joined[joined[:, 0, 0, 0] >= 0].numpy())
+    return joined[joined[:, 0, 0, 0] >= 0].numpy()
 
 
 def of_nothing(batch: Batch) -> StepResult:
@@ -184,7 +151,7 @@ _FORMAT = 1  # of checkpoints
 
 
 def train(launch: Launch) -> int | None:
-    """Train for another ``run.iterations`` steps.
+    """Train for another ``run.iterations`` steps, or until ``run.epochs`` are completed.
 
     Returns:
         The number of the signal that ended it early, or None.
@@ -216,7 +183,13 @@ class Training:
         self.config, self.mode = launch.config, launch.config.mode
         self.instances = launch.instances
         self.images = events.step_size
-        self.schedule = Schedule(self.mode.optimizer.learning_rate, self.images, events.events)
+        self.schedule = Schedule(
+            self.mode.optimizer.learning_rate,
+            self.images,
+            events.events,
+            settings=self.mode.optimizer.lr_schedule,
+            epochs=self.config.run.epochs,
+        )
         self.step = self._saved = 0
         self.timings = Timings()
         self._restore()
@@ -245,12 +218,22 @@ class Training:
         surplus = int(content.get("images", usual)) - usual
         self.schedule = dataclasses.replace(self.schedule, surplus=surplus)
         logger.info(f"Going on after step {self.step} from {content['path']}.")
+        self._compare_rates(content.get("scheduler"))
         self._restore_data(content)
         random = content.get("random")
         if random is not None:
             torch.set_rng_state(random["torch"])
             if random["cuda"] and torch.cuda.is_available():
                 torch.cuda.set_rng_state_all(random["cuda"])
+
+    def _compare_rates(self, before: Any) -> None:
+        """Log that the run goes on with another learning rate than that of the checkpoint."""
+        rate, (earlier, *_) = self.schedule(self.step), (before or {}).get("_last_lr") or [None]
+        if earlier is not None and not math.isclose(rate, earlier, rel_tol=1e-6):
+            logger.info(
+                f"The learning rate is now {rate:.4g}; the settings of the checkpoint gave "
+                f"{float(earlier):.4g}."
+            )
 
     def _restore_data(self, content: Mapping[str, Any]) -> None:
         for name, loader in (("loader", self.events), ("aux_loader", self.aux)):
@@ -294,8 +277,15 @@ class Training:
     # -- the loop ----------------------------------------------------------------------------
 
     def run(self) -> int | None:
-        """Run ``run.iterations`` training steps with validation, logs and checkpoints."""
-        total = steps_to_make(self.launch, self.step)
+        """Run the steps of this launch with validation, logs and checkpoints."""
+        total = steps_to_make(self.launch, self.step, self.schedule)
+        end = self.schedule.end()
+        if end is not None and end < self.step + total:
+            logger.info(
+                f"The schedule of the learning rate ends with step {end}; the "
+                f"{self.step + total - max(end, self.step)} steps after that have its decay_floor, "
+                f"{self.schedule(end)}."
+            )
         on = self.config.run.saver and self.instances.is_first
         for name in ("train", "test") if self.aux is not None else ("train",):
             self._summaries[name] = Summaries(self.launch.folder / name, self.step, on)
@@ -318,9 +308,9 @@ class Training:
 
     def _iteration(self, stop: Stop) -> None:
         every = self.config.run.aux_iterations
-        if self._aux_batches is not None and self.step and self.step % every == 0:
-            with self.timings.part("val"):
-                self._validate()
+        by_steps = self._aux_batches is not None and self.config.run.epochs is None
+        if by_steps and self.step and self.step % every == 0:
+            self._validate([next(self._aux_batches)])  # type: ignore[arg-type]  by_steps
         with self.timings.part("io"):
             batch = self._next()
         rate = self.schedule(self.step)
@@ -340,6 +330,7 @@ class Training:
             )
         self.launch.prove(self.backend)
         stop.is_underway = True
+        self._end_epoch(stop)
         if self.step % self.mode.checkpoint_iteration == 0:
             self._save()
 
@@ -395,21 +386,46 @@ class Training:
             "mode.optimizer.learning_rate, or choose another run.precision."
         )
 
-    def _validate(self) -> None:
-        assert self._aux_batches is not None
-        assert self.aux is not None
-        self.backend.share_statistics()
-        with self.instances.together("a validation"):
-            batch = next(self._aux_batches)
-            result = self.backend.evaluate_step(batch) if len(batch) else of_nothing(batch)
-        assert result.loss is not None  # the aux file has labels, or it had not been opened
-        assert batch.label is not None
-        values = self.instances.mean({"loss": float(result.loss)}, len(batch))
-        values |= all_metrics(self.instances, result.logits, batch.label, self.aux.batch_size)
+    def _end_epoch(self, stop: Stop) -> None:
+        """Validate on the whole file, if the run counts epochs and one has ended."""
+        epochs, done = self.config.run.epochs, math.floor(self.schedule.epoch(self.step))
+        if epochs is None or done == math.floor(self.schedule.epoch(self.step - 1)):
+            return
+        logger.info(f"Epoch {done} of {epochs} ends with step {self.step}.")
+        if self.aux is not None:
+            self.aux.set_epoch(0)
+            first = self.instances.is_first
+            batches = progress(self.aux, f"Validating after epoch {done}") if first else self.aux
+            self._validate(batches, stop)
+
+    def _validate(self, batches: Iterable[Batch], stop: Stop | None = None) -> None:
+        """Evaluate batches and record loss and metrics over all their events.
+
+        A signal ends it, and nothing is recorded, where ``stop`` is that of a single process.
+        """
+        with self.timings.part("val"):
+            assert self.aux is not None
+            self.backend.share_statistics()
+            losses, tables, shown = [], [], None
+            for batch in batches:
+                if stop is not None and stop.signal is not None and self.instances.count == 1:
+                    logger.info(f"The validation after step {self.step} is given up.")
+                    return
+                with self.instances.together("a validation"):
+                    result = self.backend.evaluate_step(batch) if len(batch) else of_nothing(batch)
+                assert result.loss is not None  # the aux file has labels, or it is not opened
+                assert batch.label is not None
+                losses.append(self.instances.mean({"loss": float(result.loss)}, len(batch))["loss"])
+                size = self.aux.batch_size
+                tables.append(all_counts(self.instances, result.logits, batch.label, size))
+                shown = shown or (batch, result)
+        loss = float(np.average(losses, weights=list(map(len, tables))))
+        values = {"loss": loss, **measures.of_batch(np.concatenate(tables))}
         self._tables["test"].add(self.step, values)
         log_step("test", self.step, values)
         self._summaries["test"].scalars(self.step, values)
-        self._draw("test", batch, result)
+        if shown is not None:
+            self._draw("test", *shown)
 
     def _note(self, batch: Batch, result: StepResult, rate: float) -> None:
         logged = self.step % self.mode.logging_iteration == 0
@@ -425,7 +441,9 @@ class Training:
         values = {"loss": float(result.loss)}  # type: ignore[arg-type]
         if (logged or summarised) and batch.label is not None:
             with self.timings.part("metrics"):
-                values |= all_metrics(self.instances, result.logits, batch.label, len(batch))
+                size = len(batch)
+                counts = all_counts(self.instances, result.logits, batch.label, size)
+                values |= measures.of_batch(counts)
         self._latest = {**self._latest, **values, **speeds}
         if logged:
             with self.timings.part("log"):
