@@ -10,6 +10,7 @@ from cosmictagger.config.composing import Config
 from cosmictagger.config.keys import DataKind, ModeKind, RandomMode
 from cosmictagger.data.larcv import EventFile
 from cosmictagger.data.loader import Batch, BatchStream, EventLoader, SyntheticLoader
+from cosmictagger.data.truth import EVENT_LABEL, VERTICES
 from cosmictagger.errors import ConfigError
 from cosmictagger.instances import Instances
 from cosmictagger.recording import logger, warn_once
@@ -150,7 +151,12 @@ def described(config: Config) -> str:
 
 
 def _look(config: Config) -> dict[str, Any]:
-    return {"downsample": config.data.downsample, "img_transform": config.data.img_transform}
+    heads = {EVENT_LABEL: config.network.classification, VERTICES: config.network.vertex}
+    return {
+        "downsample": config.data.downsample,
+        "img_transform": config.data.img_transform,
+        "truth": [name for name, head in heads.items() if head.active],
+    }
 
 
 def _synthetic(config: Config, size: int, seed: int, instances: Instances) -> SyntheticLoader:
@@ -190,7 +196,8 @@ def _generated(config: Config, *, held_out: bool) -> Path:
         logger.info(f"Making {events} event{'s' * (events > 1)}, once, to keep in {path}.")
         path.parent.mkdir(parents=True, exist_ok=True)
         size = (data.rows, data.columns)
-        generator.generate(path, events, _generator_seed(config, held_out), size=size)
+        seed = _generator_seed(config, held_out)
+        generator.generate(path, events, seed, size, data.cosmic_only)
     return path
 
 
@@ -204,5 +211,6 @@ def _generated_path(config: Config, *, held_out: bool) -> Path:
     data, seed = config.data, _generator_seed(config, held_out)
     events = data.aux_events if held_out else data.events
     contents = f"{data.rows}x{data.columns}-seed{seed}-{events}"
+    contents += f"-cosmic{data.cosmic_only:g}" if data.cosmic_only else ""
     folder = Path(data.folder) if data.folder else cache_folder()
     return folder / f"events-v{generator.VERSION}-{contents}.h5"

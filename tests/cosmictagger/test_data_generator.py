@@ -267,10 +267,10 @@ def test_the_bar_tells_how_far_it_is_where_somebody_looks(tmp_path, capsys, monk
 def test_an_interrupted_run_leaves_nothing(tmp_path, monkeypatch):
     real = generator._simulated
 
-    def interrupted(number, seed, detector):
+    def interrupted(number, *others):
         if number == 2:
             raise KeyboardInterrupt
-        return real(number, seed, detector)
+        return real(number, *others)
 
     monkeypatch.setattr(generator, "_simulated", interrupted)
     with pytest.raises(KeyboardInterrupt):

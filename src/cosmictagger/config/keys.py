@@ -294,6 +294,7 @@ class Generated(Synthetic):
         events: events to train on.
         aux_events: other events: to validate on, and those of inference; 0: none.
         generator_seed: of the events themselves.
+        cosmic_only: share of events without a neutrino, for network.classification.
         rows: height of an image before it shrinks.
         columns: width, likewise.
         folder: where they are kept; default ~/.cache/cosmictagger.
@@ -306,6 +307,7 @@ class Generated(Synthetic):
     events: int = 64
     aux_events: int = 16
     generator_seed: int = 1
+    cosmic_only: float = 0.0
     rows: int = 1280
     columns: int = 2048
     folder: str = ""

@@ -11,7 +11,7 @@ from cosmictagger.data import generator_physics as physics
 from cosmictagger.data import larcv
 from cosmictagger.data.generator_physics import MASSES, Array, Deposits, Track, cascade, unit
 from cosmictagger.data.generator_physics import track as track_of
-from cosmictagger.data.larcv import IMAGE, LABEL, Event, Plane, event_writer
+from cosmictagger.data.larcv import IMAGE, LABEL, VERTEX, Event, Frame, Plane, event_writer
 from cosmictagger.errors import ConfigError
 from cosmictagger.recording import progress
 
@@ -25,6 +25,11 @@ PIXELS_PER_MICROSECOND = 0.5
 _ANODE_PIXEL = 15.0
 _FIRST_WIRE = (31, 31, 191)
 _LAST_WIRE = (2016, 2016, 1856)
+# Centimetres: along the drift from the cathode, across the wires from the first of them.
+FRAME = Frame(
+    np.array([[FULL_SIZE[0] / _PIXELS_PER_CM, FULL_SIZE[1] * _WIRE_PITCH]] * 3),
+    np.array([[-FULL_SIZE[0] / 2 / _PIXELS_PER_CM, -first * _WIRE_PITCH] for first in _FIRST_WIRE]),
+)
 # Image units per MeV of charge: a track along the beam then has the values of the sample.
 _GAIN = 175.0
 # Diffusion in cm per square root of the drift in cm, and the width of the electronics' pulse.
@@ -83,8 +88,8 @@ class Detector:
         recorded = inside & (time >= 0) & (time < FULL_SIZE[0] / 2)
         row = np.where(x < 0, time, FULL_SIZE[0] - time)[recorded]
         responses = []
-        for plane, up in enumerate((-(0.75**0.5), 0.75**0.5, 0.0)):
-            wires = z * (1.0 if plane == 2 else 0.5) + (up * y + abs(up) * 200.0) + across
+        for plane in range(3):
+            wires = _across_wires(plane, y, z) + across
             column = _FIRST_WIRE[plane] + wires[recorded] / _WIRE_PITCH
             # What diffuses beyond the last wire is collected by it.
             column = np.clip(column, _FIRST_WIRE[plane], _LAST_WIRE[plane])
@@ -187,6 +192,24 @@ class Detector:
         order = order[~self.dead[plane][ids[order] // self.size[0]]]
         sorted_ids = ids[order].astype(np.uint64)
         return Plane(sorted_ids, level[order]), Plane(sorted_ids, label[order])
+
+
+def _across_wires(plane: int, y: Array, z: Array) -> Array:
+    """Return the distance from a plane's first wire, cm."""
+    up = (-(0.75**0.5), 0.75**0.5, 0.0)[plane]
+    return z * (1.0 if plane == 2 else 0.5) + (up * y + abs(up) * 200.0)
+
+
+def vertex_boxes(particles: npt.NDArray[np.void]) -> list[Array]:
+    """Return where the vertex of the neutrino is seen, [1, 2] of each plane in ``FRAME``.
+
+    Late charge looks as if it had drifted further; empty where there is no neutrino.
+    """
+    vertex = particles["vtx"][:1]
+    late = vertex["t"] / 1000 * PIXELS_PER_MICROSECOND / _PIXELS_PER_CM
+    drift = vertex["x"] - np.sign(vertex["x"]) * late
+    wires = (_across_wires(plane, vertex["y"], vertex["z"]) for plane in range(3))
+    return [np.stack([drift, each], axis=1) for each in wires]
 
 
 NEUTRINO = 0
@@ -381,8 +404,10 @@ def _row(
     return row
 
 
-VERSION = 1
-"""Version of the generator, part of cache names; raise it if a seed gives other events."""
+VERSION = 2
+"""Version of the generator, part of cache names; raise it if a seed gives another file."""
+
+_COSMIC_ONLY = 0xC05  # of the random numbers that leave out neutrinos
 
 # Particles leave the volume by so much before they are given up: what is outside leaves no charge,
 # but a track that grazes the surface may come back.
@@ -398,6 +423,7 @@ def generate(
     events: int,
     seed: int = 0,
     size: tuple[int, int] = FULL_SIZE,
+    cosmic_only: float = 0.0,
 ) -> None:
     """Write a larcv3 file of simulated events.
 
@@ -408,15 +434,18 @@ def generate(
         events: how many.
         seed: another seed gives other events; the same one gives the same file.
         size: (H, W) of the images; smaller ones show the same detector with coarser pixels.
+        cosmic_only: share of events from which the neutrino is left out; the others stay.
     """
+    if not 0 <= cosmic_only <= 1:
+        raise ConfigError(f"data.cosmic_only={cosmic_only} was asked for; it is a share, 0 to 1.")
     if events < 1:
         raise ConfigError(f"{events} events were asked for; at least 1 is needed.")
     if seed < 0:
         raise ConfigError(f"The seed is {seed}; it has to be 0 or more.")
     detector = _detector(size)
-    with event_writer(path, size, particles=True) as writer:
+    with event_writer(path, size, particles=True, boxes=[VERTEX], frame=FRAME) as writer:
         for number in progress(range(events), "Simulating events"):
-            writer.write(_simulated(number, seed, detector))
+            writer.write(_simulated(number, seed, detector, cosmic_only))
 
 
 def _detector(size: tuple[int, int]) -> Detector:
@@ -429,9 +458,11 @@ def _detector(size: tuple[int, int]) -> Detector:
     return Detector((height, width))
 
 
-def _simulated(number: int, seed: int, detector: Detector) -> Event:
+def _simulated(number: int, seed: int, detector: Detector, cosmic_only: float = 0.0) -> Event:
     rng = np.random.default_rng([seed, number])
     neutrino = interaction(rng)
+    if np.random.default_rng([seed, number, _COSMIC_ONLY]).random() < cosmic_only:
+        neutrino = Interaction([], neutrino.particles[:0])
     primaries = [*neutrino.primaries, *cosmics(rng)]
     deposits = _followed(rng, primaries)
     late = np.array([primary.late for primary in primaries])
@@ -439,7 +470,8 @@ def _simulated(number: int, seed: int, detector: Detector) -> Event:
     origin = deposits.origin
     planes = detector.respond(rng, deposits, late[origin], of_neutrino[origin])
     images, labels = map(list, zip(*planes, strict=True))
-    return Event({IMAGE: images, LABEL: labels}, (1, 0, number), neutrino.particles)
+    boxes = {VERTEX: vertex_boxes(neutrino.particles)}
+    return Event({IMAGE: images, LABEL: labels}, (1, 0, number), neutrino.particles, boxes)
 
 
 def _followed(rng: np.random.Generator, primaries: Sequence[Primary]) -> physics.Deposits:

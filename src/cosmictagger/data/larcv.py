@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import h5py
@@ -17,10 +18,12 @@ from cosmictagger.errors import ConfigError, DataError
 IMAGE = "sbndwire"
 LABEL = "sbnd_cosmicseg"
 PARTICLES = "sbndneutrino"
+VERTEX = "bbox_neutrino"
 PLANES = 3
 CLASSES = ("background", "cosmic", "neutrino")
 
 EVENT_IDS = "Events/event_id"
+EVENT_SCORES = "Events/event_scores"  # of our predictions; larcv3 has no such table
 DATA = "Data"
 PARTICLE_GROUP = f"{DATA}/particle_{PARTICLES}_group"
 
@@ -50,6 +53,8 @@ META = np.dtype(
         "itemsize": 72,
     }
 )
+BOX = np.dtype([("centroid", "<f8", (2,)), ("half_length", "<f8", (2,)), ("rotation", "<f8", (4,))])
+SCORES = np.dtype([(n, "<f4") for n in ("electron", "muon", "neutral_current", "cosmic_only")])
 POINT = np.dtype([("x", "<f8"), ("y", "<f8"), ("z", "<f8"), ("t", "<f8")])
 PARTICLE = _padded(
     [
@@ -93,11 +98,36 @@ def sparse_group(producer: str) -> str:
     return f"{DATA}/sparse2d_{producer}_group"
 
 
+def box_group(producer: str) -> str:
+    """Return the path of the group that holds a producer's boxes in the planes."""
+    return f"{DATA}/bbox2d_{producer}_group"
+
+
+class Frame(NamedTuple):
+    """Where the images of the planes lie, in the units of a file, centimetres as a rule.
+
+    Attributes:
+        size: float64 [3, 2], height (time) and width (wires) of each plane's image.
+        origin: float64 [3, 2], place of its first row and column.
+    """
+
+    size: npt.NDArray[np.float64]
+    origin: npt.NDArray[np.float64]
+
+    def place(self, share: npt.NDArray) -> npt.NDArray[np.float64]:
+        """Return places in units of the file for shares of the images' height and width."""
+        return self.origin + share * self.size
+
+
 class _Tables(NamedTuple):
-    """Voxel ranges of each event: [events, 3] first rows and counts, planes in order."""
+    """Row ranges of each event: [events, 3] first rows and counts, planes in order.
+
+    Also the positions in ``image_meta`` of each event's planes.
+    """
 
     first: npt.NDArray[np.int64]
     count: npt.NDArray[np.int64]
+    planes: npt.NDArray[np.int64]
 
 
 class EventFile:
@@ -130,7 +160,7 @@ class EventFile:
             ids = self._rows(EVENT_IDS, EVENT_ID)
             self.event_ids = np.stack([ids["run"], ids["subrun"], ids["event"]], axis=1)
             for producer in filter(None, (image, label)):
-                self._tables[producer] = self._producer(producer)
+                self._tables[producer] = self._sparse(producer)
             self.image_size = self._size(image)
             if label is not None and self._size(label) != self.image_size:
                 raise self._fault(f"labels of {label!r} are {self._size(label)}, images are "
@@ -166,7 +196,7 @@ class EventFile:
             Three planes, in order; a plane without charge is empty.
         """
         if producer not in self._tables:
-            self._tables[producer] = self._producer(producer)
+            self._tables[producer] = self._sparse(producer)
         table = self._tables[producer]
         first, count = table.first[event], table.count[event]
         start, stop = int(first.min()), int((first + count).max())
@@ -186,7 +216,7 @@ class EventFile:
             Records like ``PARTICLE``, maybe with fewer fields (energies and momenta in GeV,
             positions in cm, times in ns), or None if the file has no such table.
         """
-        if not self._has(group := PARTICLE_GROUP):
+        if not self.has(group := PARTICLE_GROUP):
             return None
         extents = self._rows(f"{group}/extents", EXTENT, slice(event, event + 1))
         with self._reading(f"{group}/particles"):
@@ -194,9 +224,47 @@ class EventFile:
             table: Any = self._handle[f"{group}/particles"]
             return table[first : first + count]
 
-    def _has(self, name: str) -> bool:
+    def has(self, name: str) -> bool:
+        """Return whether the file has a group or table of that path."""
         with self._reading(name):
             return name in self._handle
+
+    def boxes(self, producer: str, event: int) -> list[npt.NDArray[np.float64]]:
+        """Read the centres of one event's boxes, [n, 2] (time, wire) for each plane.
+
+        In the units of ``frame``; in the order of the file.
+        """
+        group = box_group(producer)
+        if group not in self._tables:
+            self._tables[group] = self._ranges(producer, group, "bbox_extents", "bboxes")
+        table = self._tables[group]
+        return [
+            self._rows(f"{group}/bboxes", BOX, slice(int(first), int(first + count)))["centroid"][
+                :, ::-1
+            ]
+            for first, count in zip(table.first[event], table.count[event], strict=True)
+        ]
+
+    def frame(self, producer: str) -> Frame:
+        """Return where the images are that a producer's boxes refer to; the same in every event."""
+        group = box_group(producer)
+        table = self._tables.get(group) or self._ranges(producer, group, "bbox_extents", "bboxes")
+        self._tables[group] = table
+        meta = self._rows(f"{group}/image_meta", META)
+        self._refuse(table.planes.max(axis=1) >= len(meta), producer, "has no image_meta")
+        frames = np.stack([meta["image_sizes"], meta["origin"]], axis=1)[table.planes]
+        wrong = ~np.isfinite(frames) | (frames != frames[0])
+        wrong[:, :, 0] |= frames[:, :, 0] <= 0
+        problem = "has image_sizes that are not above zero, or another size or origin than event 0"
+        self._refuse(wrong.any(axis=(1, 2, 3)), producer, problem)
+        return Frame(frames[0, :, 0, ::-1], frames[0, :, 1, ::-1])
+
+    def event_scores(self, event: int) -> npt.NDArray[np.float32] | None:
+        """Read the scores of one event's classes, [4]; None if the file has none."""
+        if not self.has(EVENT_SCORES):
+            return None
+        row = self._rows(EVENT_SCORES, SCORES, slice(event, event + 1))[0]
+        return np.array(row.tolist(), np.float32)
 
     def _rows(self, name: str, kind: np.dtype, rows: slice = slice(None)) -> npt.NDArray[np.void]:
         """Return rows of an HDF5 table as records of ``kind``."""
@@ -217,10 +285,10 @@ class EventFile:
                 f"{name} cannot be read ({error}): it is damaged, or no larcv3 file of events"
             ) from error
 
-    def _producer(self, producer: str) -> _Tables:
+    def _sparse(self, producer: str) -> _Tables:
         """Read and check the voxel ranges of one producer."""
         group = sparse_group(producer)
-        if not self._has(group):
+        if not self.has(group):
             with self._reading(DATA):
                 data: Any = self._handle[DATA]
                 present = sorted(re.findall(r"\bsparse2d_(\S+)_group\b", " ".join(data)))
@@ -228,24 +296,29 @@ class EventFile:
                 f"{self.path}: it has no sparse images of producer {producer!r}; it has "
                 f"{present or 'none'}. Choose data.image and data.label among these."
             )
+        return self._ranges(producer, group, "voxel_extents", "voxels")
+
+    def _ranges(self, producer: str, group: str, extents: str, name: str) -> _Tables:
+        """Read and check which rows of a table, voxels or boxes, belong to each plane."""
         events = self._rows(f"{group}/extents", EXTENT)
-        planes = self._rows(f"{group}/voxel_extents", PLANE_EXTENT)
-        with self._reading(f"{group}/voxels"):
-            table: Any = self._handle[f"{group}/voxels"]
-            voxels = len(table)
+        planes = self._rows(f"{group}/{extents}", PLANE_EXTENT)
+        with self._reading(f"{group}/{name}"):
+            table: Any = self._handle[f"{group}/{name}"]
+            total = len(table)
         if len(events) != len(self):
             raise self._fault(f"{group}/extents has {len(events)} rows for {len(self)} events")
         wrong = _outside(events, len(planes)) | np.not_equal(events["N"], PLANES)
-        self._refuse(wrong, producer, f"does not have {PLANES} planes in {group}/voxel_extents")
+        self._refuse(wrong, producer, f"does not have {PLANES} planes in {group}/{extents}")
         rows = events["first"].astype(np.int64)[:, None] + np.arange(PLANES)
-        wrong = _outside(planes, voxels)[rows].any(axis=1)
-        self._refuse(wrong, producer, f"has voxels beyond the {voxels} of the table")
+        wrong = _outside(planes, total)[rows].any(axis=1)
+        self._refuse(wrong, producer, f"has {name} beyond the {total} of the table")
         # The planes of an event may stand in any order: their number tells which is which.
         order = np.argsort(planes["ID"][rows], axis=1)
         rows = np.take_along_axis(rows, order, axis=1)
         wrong = (planes["ID"][rows] != np.arange(PLANES)).any(axis=1)
         self._refuse(wrong, producer, "needs planes 0, 1 and 2, each once")
-        return _Tables(planes["first"].astype(np.int64)[rows], planes["N"].astype(np.int64)[rows])
+        first, count = (planes[n].astype(np.int64)[rows] for n in ("first", "N"))
+        return _Tables(first, count, rows)
 
     def _size(self, producer: str) -> tuple[int, int]:
         """Return (H, W) of a producer's images; raise unless it is constant in the file."""
@@ -324,11 +397,35 @@ class Event(NamedTuple):
         planes: for each producer its three planes.
         event_id: run, subrun and event number.
         particles: records of ``PARTICLE``, or None.
+        boxes: for each producer of boxes [n, 2] (time, wire) of each plane, in units of the frame.
+        scores: [4], of the classes of the event, or None.
     """
 
     planes: Mapping[str, Sequence[Plane]]
     event_id: Sequence[int] = (-1, -1, -1)
     particles: npt.NDArray[np.void] | None = None
+    boxes: Mapping[str, Sequence[npt.NDArray]] = MappingProxyType({})
+    scores: npt.NDArray | None = None
+
+
+class Layout(NamedTuple):
+    """What the events of a file have.
+
+    Attributes:
+        size: (H, W) of the images.
+        producers: names of the sparse images.
+        particles: whether there is a table of true particles.
+        boxes: names of the producers of boxes.
+        scores: whether there is a table of scores of events.
+        frame: where the images lie; default: in pixels.
+    """
+
+    size: tuple[int, int]
+    producers: Sequence[str] = (IMAGE, LABEL)
+    particles: bool = False
+    boxes: Sequence[str] = ()
+    scores: bool = False
+    frame: Frame | None = None
 
 
 class EventWriter:
@@ -343,21 +440,22 @@ class EventWriter:
         path: str | os.PathLike[str],
         file: h5py.File,
         descriptor: int,
-        size: tuple[int, int],
-        producers: Sequence[str],
-        particles: bool,
+        layout: Layout,
     ) -> None:
-        self.size = size
-        self._path, self._producers = path, producers
+        self.size = layout.size
+        self._path, self._layout = path, layout
         self._file, self._descriptor = file, descriptor
         self._meta = np.zeros(PLANES, META)
         self._meta["valid"] = 1
         self._meta["projection_id"] = np.arange(PLANES)
-        self._meta["image_sizes"] = self._meta["number_of_voxels"] = (size[1], size[0])
+        self._meta["image_sizes"] = self._meta["number_of_voxels"] = layout.size[::-1]
+        if layout.frame is not None:
+            self._meta["image_sizes"] = layout.frame.size[:, ::-1]
+            self._meta["origin"] = layout.frame.origin[:, ::-1]
         self._rows: dict[str, list[npt.NDArray[np.void]]] = {}
         self._rows_written: dict[str, int] = {}  # or held back
         self._buffered_bytes = 0
-        for name, kind in _tables(producers, particles).items():
+        for name, kind in _tables(layout).items():
             chunk = _CHUNK if name.endswith("/voxels") else _CHUNK_OTHERWISE
             file.create_dataset(name, (0,), kind, maxshape=(None,), chunks=(chunk,), compression=1)
             self._rows[name], self._rows_written[name] = [], 0
@@ -365,8 +463,20 @@ class EventWriter:
     def write(self, event: Event) -> None:
         """Append one event to the file."""
         self._add(EVENT_IDS, np.array([tuple(event.event_id)], EVENT_ID))
-        for producer in self._producers:
-            self._add_planes(sparse_group(producer), event.planes[producer])
+        for producer in self._layout.producers:
+            planes, name = event.planes[producer], f"{sparse_group(producer)}/voxels"
+            voxels = np.zeros(sum(len(plane.ids) for plane in planes), VOXEL)
+            voxels["id"] = np.concatenate([plane.ids for plane in planes])
+            voxels["value"] = np.concatenate([plane.values for plane in planes])
+            self._add_planes(name, "voxel_extents", voxels, [len(plane.ids) for plane in planes])
+        for producer in self._layout.boxes:
+            centres, name = event.boxes[producer], f"{box_group(producer)}/bboxes"
+            boxes = np.zeros(sum(map(len, centres)), BOX)
+            boxes["centroid"] = np.concatenate(centres)[:, ::-1]
+            boxes["rotation"] = np.eye(2).reshape(-1)
+            self._add_planes(name, "bbox_extents", boxes, list(map(len, centres)))
+        if event.scores is not None:
+            self._add(EVENT_SCORES, np.array([tuple(event.scores)], SCORES))
         if event.particles is not None:
             group = PARTICLE_GROUP
             self._add_extent(f"{group}/extents", f"{group}/particles", len(event.particles))
@@ -375,19 +485,18 @@ class EventWriter:
             with _writing(self._path):
                 self.flush()
 
-    def _add_planes(self, group: str, planes: Sequence[Plane]) -> None:
-        self._add_extent(f"{group}/extents", f"{group}/voxel_extents", PLANES)
-        first = self._rows_written[f"{group}/voxels"]
-        extents = np.zeros(PLANES, PLANE_EXTENT)
-        extents["ID"] = np.arange(PLANES)
-        extents["N"] = [len(plane.ids) for plane in planes]
-        extents["first"] = first + np.concatenate([[0], np.cumsum(extents["N"])[:-1]])
-        voxels = np.zeros(int(extents["N"].sum()), VOXEL)
-        voxels["id"] = np.concatenate([plane.ids for plane in planes])
-        voxels["value"] = np.concatenate([plane.values for plane in planes])
-        self._add(f"{group}/voxel_extents", extents)
+    def _add_planes(
+        self, table: str, extents: str, rows: npt.NDArray[np.void], counts: Sequence[int]
+    ) -> None:
+        """Append rows of a table, those of each plane after those of the one before."""
+        group = table.rpartition("/")[0]
+        self._add_extent(f"{group}/extents", f"{group}/{extents}", PLANES)
+        ranges = np.zeros(PLANES, PLANE_EXTENT)
+        ranges["ID"], ranges["N"] = np.arange(PLANES), counts
+        ranges["first"] = self._rows_written[table] + np.cumsum([0, *counts[:-1]])
+        self._add(f"{group}/{extents}", ranges)
         self._add(f"{group}/image_meta", self._meta)
-        self._add(f"{group}/voxels", voxels)
+        self._add(table, rows)
 
     def _add_extent(self, extents: str, table: str, count: int) -> None:
         row = np.zeros(1, EXTENT)
@@ -415,19 +524,13 @@ class EventWriter:
 
 
 @contextlib.contextmanager
-def event_writer(
-    path: str | os.PathLike[str],
-    size: tuple[int, int],
-    producers: Sequence[str] = (IMAGE, LABEL),
-    particles: bool = False,
-) -> Iterator[EventWriter]:
+def event_writer(path: str | os.PathLike[str], *layout: Any, **more: Any) -> Iterator[EventWriter]:
     """Write a larcv3 file that appears only when complete; an error leaves no file.
 
     Args:
         path: the file to make or to replace.
-        size: (H, W) of the images.
-        producers: names of the sparse images that every event has.
-        particles: whether every event has a table of true particles.
+        layout: arguments of ``Layout``.
+        more: likewise, by name.
     """
     with contextlib.ExitStack() as stack:
         with _writing(path):
@@ -435,7 +538,7 @@ def event_writer(
             _reserve(partial.fileno(), 0)
             file = h5py.File(partial.name, "w")
             stack.callback(_close, file)
-            writer = EventWriter(path, file, partial.fileno(), size, producers, particles)
+            writer = EventWriter(path, file, partial.fileno(), Layout(*layout, **more))
         yield writer
         with _writing(path):
             writer.flush()
@@ -471,13 +574,16 @@ def _reserve(descriptor: int, size: int) -> None:
     os.posix_fallocate(descriptor, 0, size + _SLACK)
 
 
-def _tables(producers: Sequence[str], particles: bool) -> dict[str, np.dtype]:
+def _tables(layout: Layout) -> dict[str, np.dtype]:
     """Return the record type of each table of a file."""
     sparse = {"extents": EXTENT, "voxel_extents": PLANE_EXTENT, "image_meta": META, "voxels": VOXEL}
-    groups = dict.fromkeys(map(sparse_group, producers), sparse)
-    if particles:
+    boxes = {"extents": EXTENT, "bbox_extents": PLANE_EXTENT, "image_meta": META, "bboxes": BOX}
+    groups = dict.fromkeys(map(sparse_group, layout.producers), sparse)
+    groups |= dict.fromkeys(map(box_group, layout.boxes), boxes)
+    if layout.particles:
         groups[PARTICLE_GROUP] = {"extents": EXTENT, "particles": PARTICLE}
     tables = {
         f"{group}/{name}": kind for group, kinds in groups.items() for name, kind in kinds.items()
     }
-    return {EVENT_IDS: EVENT_ID, **tables}
+    scores = {EVENT_SCORES: SCORES} if layout.scores else {}
+    return {EVENT_IDS: EVENT_ID, **scores, **tables}

@@ -5,7 +5,7 @@ import functools
 import os
 import weakref
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from cosmictagger.data.larcv import PLANES, EventFile, Plane
+from cosmictagger.data.larcv import PLANES, EventFile, Frame, Plane
+from cosmictagger.data.truth import EVENT_CLASSES, Truth
 from cosmictagger.errors import ConfigError, DataError
 
 _AHEAD = 2  # batches that a background thread prepares
@@ -228,12 +229,18 @@ class Batch:
         label: int64 [B, 3, H, W], 0 background, 1 cosmic, 2 neutrino; None without labels.
         entries: number of each event in the file.
         event_ids: int64 [B, 3], run, subrun and event number of each event.
+        event_label: int64 [B], positions in ``EVENT_CLASSES``; None where no truth is asked for.
+        vertex: float32 [B, 3, 2], row and column of the vertex in each plane, as shares of the
+            image; where it is not in the image or there is none (3, cosmic only), outside of 0 to
+            1. None likewise.
     """
 
     image: torch.Tensor
     label: torch.Tensor | None
     entries: list[int]
     event_ids: npt.NDArray[np.int64]
+    event_label: torch.Tensor | None = None
+    vertex: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -254,7 +261,10 @@ class BatchStream(abc.ABC):
     Attributes:
         stored_size: (H, W) of the images before downsampling.
         image_size: (H, W) of the images.
+        frame: where the images lie, None if that is not known.
     """
+
+    frame: Frame | None = None
 
     def __init__(
         self, order: Order, stored_size: tuple[int, int], downsample: int, img_transform: bool
@@ -387,6 +397,7 @@ class EventLoader(BatchStream):
         file: of events, by name or opened; ``close`` closes it.
         downsample: exponent k: cells of 2^k x 2^k pixels become one.
         img_transform: give ln(1 + x) of the images.
+        truth: what batches shall have of the truth of whole events, see ``Truth``.
         order: see ``Order``: batch_size, shuffle, seed, shard, across_epochs, equal.
     """
 
@@ -396,6 +407,7 @@ class EventLoader(BatchStream):
         *,
         downsample: int = 0,
         img_transform: bool = False,
+        truth: Collection[str] = (),
         batch_size: int = 1,
         **order: Any,
     ) -> None:
@@ -406,6 +418,10 @@ class EventLoader(BatchStream):
             downsample,
             img_transform,
         )
+        self._truth = None
+        if truth and self.file.label is not None:
+            self._truth = Truth(self.file, truth)
+            self.frame = self._truth.frame
 
     def load(self, entries: Sequence[int]) -> Batch:
         """Read the given events synchronously into one batch."""
@@ -425,7 +441,19 @@ class EventLoader(BatchStream):
             None if label is None else torch.from_numpy(label),
             list(entries),
             file.event_ids[list(entries)].reshape(-1, 3),
+            *self._read_truth(entries, label),
         )
+
+    def _read_truth(
+        self, entries: Sequence[int], label: npt.NDArray | None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return classes and vertices of events, or nothing if they are not asked for."""
+        if self._truth is None or label is None:
+            return None, None
+        rows = [self._truth.read(event, label[row]) for row, event in enumerate(entries)]
+        classes = torch.tensor([kind for kind, _ in rows], dtype=torch.int64)
+        places = np.array([place for _, place in rows], np.float32).reshape(-1, PLANES, 2)
+        return classes, torch.from_numpy(places)
 
     def close(self) -> None:
         """Stop the background thread and close the event file."""
@@ -454,6 +482,7 @@ class SyntheticLoader(BatchStream):
         seed: of the random numbers.
         shard: (index, count) of this instance.
         img_transform: give ln(1 + x) of the images.
+        truth: whether there are classes and vertices, random ones.
     """
 
     def __init__(
@@ -464,7 +493,9 @@ class SyntheticLoader(BatchStream):
         seed: int = 0,
         shard: tuple[int, int] = (0, 1),
         img_transform: bool = False,
+        truth: Collection[str] = (),
     ) -> None:
+        self._has_truth = bool(truth)
         order = Order(_SYNTHETIC, batch_size, seed=seed, shard=shard, across_epochs=True)
         super().__init__(order, size, downsample, img_transform)
 
@@ -472,12 +503,16 @@ class SyntheticLoader(BatchStream):
         """Generate a batch of random images from event numbers."""
         shape = (len(entries), PLANES, *self.image_size)
         image, label = np.empty(shape, np.float32), np.empty(shape, np.int64)
+        kinds, places = np.empty(shape[:1], np.int64), np.empty((*shape[:2], 2), np.float32)
         for row, entry in enumerate(entries):
             source = np.random.default_rng([self.order.seed, entry])
             source.random(dtype=np.float32, out=image[row])
             label[row] = source.integers(0, 3, shape[1:], np.uint8)
+            kinds[row] = source.integers(0, len(EVENT_CLASSES))
+            source.random(dtype=np.float32, out=places[row])
         if self.img_transform:
             np.log1p(image, out=image)
         ids = np.zeros((len(entries), 3), np.int64)
         ids[:, 2] = entries
-        return Batch(torch.from_numpy(image), torch.from_numpy(label), list(entries), ids)
+        truth = map(torch.from_numpy, (kinds, places) if self._has_truth else ())
+        return Batch(torch.from_numpy(image), torch.from_numpy(label), list(entries), ids, *truth)
