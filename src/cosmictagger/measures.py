@@ -261,3 +261,96 @@ def _named(planes: NDArray[np.float64], keys: Sequence[str] = KEYS) -> dict[str,
     """``[plane, name]`` to a dictionary of the first names, the mean over planes first."""
     rows = np.concatenate([_mean(planes, axis=0)[None], planes])[:, : len(keys) // len(PLACES)]
     return dict(zip(keys, map(float, rows.reshape(-1)), strict=True))
+
+
+VERTEX_NAMES = ("VertexDetection", "VertexResolution")
+EVENT_KEY = "Average/EventLabel"
+VERTEX_KEYS = tuple(f"{place}/{name}" for place in PLACES for name in VERTEX_NAMES)
+_COSMIC_ONLY = 3
+
+Table = NDArray[np.float64]
+
+
+def vertices(boxes: Sequence[Tensor]) -> Tensor:
+    """Return the place of the vertex by the best box of each plane and the place inside of it.
+
+    Args:
+        boxes: for each plane ``[B, 3, h, w]``: score, and row and column inside of the box.
+
+    Returns:
+        float32 ``[B, 3, 2]`` on the host, row and column as shares of the image.
+    """
+    best, inside, size = _best(boxes)
+    return (best + inside) / size
+
+
+def _best(boxes: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return row and column of the best boxes, ``[B, 3, 2]``, the place inside, and ``[3, 2]``."""
+    best, inside = [], []
+    for each in boxes:
+        number = each[:, 0].float().flatten(1).argmax(1)
+        chosen = number[:, None, None].expand(-1, 2, 1)
+        inside.append(each[:, 1:].float().flatten(2).gather(2, chosen)[..., 0])
+        width = each.shape[3]
+        best.append(torch.stack([number // width, number % width], dim=1))
+    size = torch.tensor([each.shape[2:] for each in boxes])
+    return torch.stack(best, 1).cpu(), torch.stack(inside, 1).cpu(), size
+
+
+def of_heads(
+    scores: Tensor | None,
+    boxes: Sequence[Tensor] | None,
+    label: Tensor,
+    vertex: Tensor,
+    size: NDArray[np.float64],
+) -> Table:
+    """Return what is right of the class and the vertices of each event, for ``head_means``.
+
+    Args:
+        scores: logits ``[B, 4]`` of the class of the event, or None.
+        boxes: see ``vertices``; or None.
+        label: int64 ``[B]``, the true class.
+        vertex: float32 ``[B, 3, 2]``, the true place.
+        size: ``[3, 2]``, height and width of the images in units of the file.
+
+    Returns:
+        ``[B, n]``: 1 where the class is right, else 0, if there are scores; then if there are
+        boxes for each plane 1 or 0 for the right box, and how far the vertex is off, NaN in events
+        whose vertex is not in the plane.
+    """
+    columns = []
+    if scores is not None:
+        right = scores.float().argmax(1).to(label.device) == label
+        columns.append(right.cpu().numpy().astype(np.float64)[:, None])
+    if boxes is not None:
+        label, vertex = label.cpu(), vertex.cpu()
+        best, _, number = _best(boxes)
+        known = (label != _COSMIC_ONLY)[:, None] & ((vertex >= 0) & (vertex < 1)).all(2)
+        right = ((vertex * number).floor() == best).all(2)
+        apart = (vertices(boxes) - vertex).numpy() * size
+        planes = np.stack([right.numpy(), np.hypot(apart[..., 0], apart[..., 1])], axis=2)
+        planes[~known.numpy()] = np.nan
+        columns.append(planes.reshape(len(label), -1))
+    return np.concatenate(columns, axis=1)
+
+
+def head_means(table: Table) -> dict[str, float]:
+    """Return the metrics of heads: means over the events that have them, then over planes.
+
+    Args:
+        table: of ``of_heads``, perhaps of several batches; one row for one event by itself.
+
+    Returns:
+        ``EVENT_KEY``, ``VERTEX_KEYS`` or both, as the table has; NaN for what no event has.
+    """
+    means = _mean(table, axis=0)
+    values = {EVENT_KEY: float(means[0])} if len(means) % 2 else {}
+    if len(means) > 1:
+        values |= _named(means[len(values) :].reshape(PLANES, -1), VERTEX_KEYS)
+    return values
+
+
+def losses(loss: Tensor | None, parts: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return a loss and its parts by the names of the records; without parts the loss alone."""
+    values = {f"loss/{name}": float(value) for name, value in parts.items()}
+    return {} if loss is None else {"loss": float(loss), **values}

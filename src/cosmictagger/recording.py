@@ -21,7 +21,10 @@ from abele.storage import atomic
 T = TypeVar("T")
 S = TypeVar("S", covariant=True)
 
-LOGGED = ("loss", "Average/Non_Bkg_Accuracy", "Average/mIoU")
+LOGGED = (
+    *("loss", "Average/Non_Bkg_Accuracy", "Average/mIoU"),
+    *("Average/EventLabel", "Average/VertexDetection", "Average/VertexResolution"),
+)
 """Metrics shown in the log line of a step."""
 
 LOG = "process.log"

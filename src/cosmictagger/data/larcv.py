@@ -234,22 +234,26 @@ class EventFile:
 
         In the units of ``frame``; in the order of the file.
         """
-        group = box_group(producer)
-        if group not in self._tables:
-            self._tables[group] = self._ranges(producer, group, "bbox_extents", "bboxes")
-        table = self._tables[group]
+        table, name = self._boxes(producer), f"{box_group(producer)}/bboxes"
         return [
-            self._rows(f"{group}/bboxes", BOX, slice(int(first), int(first + count)))["centroid"][
-                :, ::-1
-            ]
+            self._rows(name, BOX, slice(int(first), int(first + count)))["centroid"][:, ::-1]
             for first, count in zip(table.first[event], table.count[event], strict=True)
         ]
 
-    def frame(self, producer: str) -> Frame:
-        """Return where the images are that a producer's boxes refer to; the same in every event."""
+    def _boxes(self, producer: str) -> _Tables:
         group = box_group(producer)
-        table = self._tables.get(group) or self._ranges(producer, group, "bbox_extents", "bboxes")
-        self._tables[group] = table
+        if group not in self._tables:
+            self._tables[group] = self._ranges(producer, group, "bbox_extents", "bboxes")
+        return self._tables[group]
+
+    def frame(self, boxes: str) -> Frame:
+        """Return where the images lie that a producer of boxes refers to; equal in every event.
+
+        Without such boxes it is that of the images themselves.
+        """
+        known, group = self.has(box_group(boxes)), box_group(boxes)
+        group, producer = (group, boxes) if known else (sparse_group(self.image), self.image)
+        table = self._boxes(boxes) if known else self._tables[self.image]
         meta = self._rows(f"{group}/image_meta", META)
         self._refuse(table.planes.max(axis=1) >= len(meta), producer, "has no image_meta")
         frames = np.stack([meta["image_sizes"], meta["origin"]], axis=1)[table.planes]

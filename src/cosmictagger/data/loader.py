@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from cosmictagger.data.larcv import PLANES, EventFile, Frame, Plane
+from cosmictagger.data.larcv import PLANES, VERTEX, EventFile, Frame, Plane
 from cosmictagger.data.truth import EVENT_CLASSES, Truth
 from cosmictagger.errors import ConfigError, DataError
 
@@ -261,16 +261,17 @@ class BatchStream(abc.ABC):
     Attributes:
         stored_size: (H, W) of the images before downsampling.
         image_size: (H, W) of the images.
-        frame: where the images lie, None if that is not known.
+        frame: where the images lie; in pixels of the file if that is not known.
     """
-
-    frame: Frame | None = None
 
     def __init__(
         self, order: Order, stored_size: tuple[int, int], downsample: int, img_transform: bool
     ) -> None:
         self.stored_size, self.image_size = stored_size, dense_size(stored_size, downsample)
         self.downsample, self.img_transform = downsample, img_transform
+        self.frame = Frame(
+            np.tile(np.array(stored_size, np.float64), (PLANES, 1)), np.zeros((3, 2))
+        )
         self.order = order
         self.epoch = 0
         self.position = 0
@@ -421,7 +422,8 @@ class EventLoader(BatchStream):
         self._truth = None
         if truth and self.file.label is not None:
             self._truth = Truth(self.file, truth)
-            self.frame = self._truth.frame
+        if truth:
+            self.frame = self.file.frame(VERTEX)
 
     def load(self, entries: Sequence[int]) -> Batch:
         """Read the given events synchronously into one batch."""

@@ -5,7 +5,7 @@ from collections.abc import Collection
 import numpy as np
 import numpy.typing as npt
 
-from cosmictagger.data.larcv import PARTICLE_GROUP, PLANES, VERTEX, EventFile, Frame, box_group
+from cosmictagger.data.larcv import PARTICLE_GROUP, PLANES, VERTEX, EventFile, box_group
 from cosmictagger.errors import ConfigError, DataError
 
 EVENT_CLASSES = ("electron neutrino", "muon neutrino", "neutral current", "cosmic only")
@@ -30,9 +30,6 @@ class Truth:
     Args:
         file: opened, with labels.
         wanted: ``EVENT_LABEL``, ``VERTICES``, or both.
-
-    Attributes:
-        frame: where the images lie; of a file that is not asked for vertices None.
     """
 
     def __init__(self, file: EventFile, wanted: Collection[str]) -> None:
@@ -45,9 +42,7 @@ class Truth:
                     f"is missing. Take a file that has it, or {key}=False; inference can do "
                     "without truth: data.label= ."
                 )
-        self.frame: Frame | None = None
-        if VERTICES in wanted:
-            self.frame = file.frame(VERTEX)
+        self._frame = file.frame(VERTEX)
         if EVENT_LABEL in wanted and len(file) and (table := file.particles(0)) is not None:
             missing = set(_FIELDS) - set(table.dtype.names or ())
             if missing:
@@ -71,10 +66,10 @@ class Truth:
         kind = COSMIC_ONLY
         if np.count_nonzero(label == 2) >= FEWEST:
             kind = self._class(event) if EVENT_LABEL in self._wanted else 0
-        if self.frame is not None and kind != COSMIC_ONLY:
+        if VERTICES in self._wanted and kind != COSMIC_ONLY:
             for plane, boxes in enumerate(self._file.boxes(VERTEX, event)):
                 if len(boxes):
-                    shares = (boxes[0] - self.frame.origin[plane]) / self.frame.size[plane]
+                    shares = (boxes[0] - self._frame.origin[plane]) / self._frame.size[plane]
                     inside = np.isfinite(shares).all() and (abs(shares - 0.5) < 0.5).all()
                     places[plane] = shares if inside else _OUTSIDE
         return kind, places

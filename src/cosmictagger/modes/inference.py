@@ -18,6 +18,7 @@ from abele.storage import state_file
 from cosmictagger import measures, sources
 from cosmictagger.backends import Backend, Proof, StepResult
 from cosmictagger.data.loader import Batch, BatchStream, EventLoader
+from cosmictagger.data.truth import COSMIC_ONLY
 from cosmictagger.errors import BackendError, DataError, InstanceError
 from cosmictagger.launch import Launch
 from cosmictagger.modes.stopping import Stop
@@ -38,6 +39,7 @@ from cosmictagger.results.tally import (
     Neutrino,
     Row,
     Tally,
+    Whole,
     joined_candidates,
     neutrino_of,
 )
@@ -99,8 +101,12 @@ class Passed:
         rows = [row.metrics for row in self.rows if row.metrics]
         if not rows:
             return {}
-        loss = sum(step.values["loss"] * len(step.rows) for step in self.steps) / len(rows)
-        return {"loss": loss, **measures.average(rows)}
+        losses = {
+            name: sum(step.values[name] * len(step.rows) for step in self.steps) / len(rows)
+            for name in self.steps[0].values
+            if name.startswith("loss")
+        }
+        return {**losses, **measures.average(rows)}
 
 
 def infer(launch: Launch) -> int | None:
@@ -169,8 +175,12 @@ class Pass:
 
         size, downsample = self.events.image_size, self.launch.config.data.downsample
         alone = self.launch.instances.count == 1
-        with Stop(alone) as stop, writer.predictions_writer(folder, size) as predictions:
-            collected = writer.Collector(predictions, downsample, self.mode.displays)
+        network, frame = self.launch.config.network, self.events.frame
+        heads = network.classification.active, network.vertex.active
+        known = frame if any(heads) else None
+        opened = writer.predictions_writer(folder, size, known, heads)
+        with Stop(alone) as stop, opened as predictions:
+            collected = writer.Collector(predictions, downsample, self.mode.displays, frame)
             self._loop(stop, collected)
         proof = self.backend.proof()
         self.timings.save(self.launch.folder / "profiles", self.launch.instances.index)
@@ -229,14 +239,24 @@ class Pass:
         values: dict[str, float] = {}
         metrics: list[dict[str, float]] = [{} for _ in batch.entries]
         if batch.label is not None and result.loss is not None:
-            values = {"loss": float(result.loss)} | measures.compute(result.logits, batch.label)
+            values = measures.losses(result.loss, result.parts)
+            values |= measures.compute(result.logits, batch.label)
             metrics = measures.per_event(result.logits, batch.label, batch.image != 0)
+            if batch.event_label is not None and batch.vertex is not None:
+                heads, truth = (
+                    (result.event_label, result.vertex),
+                    (batch.event_label, batch.vertex),
+                )
+                table = measures.of_heads(*heads, *truth, self.events.frame.size)
+                values |= measures.head_means(table)
+                for each, row in zip(metrics, table, strict=True):
+                    each |= measures.head_means(row[None])
         neutrinos: list[Neutrino | None] = [None for _ in batch.entries]
         if isinstance(self.events, EventLoader):
             file = self.events.file
             neutrinos = [neutrino_of(file.particles(entry)) for entry in batch.entries]
         ids: list[tuple[int, int, int]] = [tuple(each) for each in batch.event_ids.tolist()]
-        rows = map(Row, batch.entries, ids, metrics, neutrinos)
+        rows = map(Row, batch.entries, ids, metrics, neutrinos, _wholes(batch, result))
         return values, list(rows)
 
     def _join(self, folders: Sequence[Path]) -> int | None:
@@ -328,13 +348,34 @@ class Pass:
 
 def _check_finite(batch: Batch, result: StepResult) -> None:
     for row, entry in enumerate(batch.entries):
-        if not all(bool(plane[row].isfinite().all()) for plane in result.logits):
+        heads = [each for each in (result.event_label, *(result.vertex or ())) if each is not None]
+        if not all(bool(each[row].isfinite().all()) for each in (*result.logits, *heads)):
             ids = tuple(batch.event_ids[row].tolist())
             raise DataError(
                 f"Scores of event {entry} (run, subrun, event {ids}) are no numbers. Look at that "
                 "event and at the weights, or choose run.precision=float32: float16 overflows "
                 "where float32 does not."
             )
+
+
+def _wholes(batch: Batch, result: StepResult) -> list[Whole]:
+    """Return what heads say of each event, and what is true of it."""
+    empty: list[Any] = [None] * len(batch)
+    scores, found, kinds, places = empty, empty, empty, empty
+    if result.event_label is not None:
+        shares = result.event_label.detach().float().softmax(1)
+        scores = [tuple(row) for row in shares.tolist()]
+    if result.vertex is not None:
+        found = [tuple(map(tuple, row)) for row in measures.vertices(result.vertex).tolist()]
+    if batch.event_label is not None and batch.vertex is not None:
+        kinds = batch.event_label.tolist()
+        known = ((batch.vertex >= 0) & (batch.vertex < 1)).all(2)
+        known &= (batch.event_label != COSMIC_ONLY)[:, None]
+        places = [
+            tuple(tuple(place) if seen else None for place, seen in zip(*row, strict=True))
+            for row in zip(batch.vertex.tolist(), known.tolist(), strict=True)
+        ]
+    return list(map(Whole, scores, found, kinds, places))
 
 
 def _joined(parts: Sequence[Passed]) -> Passed:
@@ -359,7 +400,9 @@ def _stored(passed: Passed, collected: Collector) -> dict[str, Any]:
         "confusion": collected.confusion,
         "most": collected.candidates.most,
         "seen": collected.candidates.seen,
-        "events": [vars(event) for event in collected.candidates.events()],
+        "events": [
+            vars(event) | {"whole": vars(event.whole)} for event in collected.candidates.events()
+        ],
     }
     return state_file.plain(content, "a part of a pass")
 
@@ -376,7 +419,8 @@ def _read(folder: Path, index: int) -> tuple[Passed, Any, Candidates]:
         ) from None
     candidates = Candidates(content["most"])
     for values in content["events"]:
-        candidates.add(EventRecord(**values))
+        whole = Whole(**values.pop("whole"))
+        candidates.add(EventRecord(**values, whole=whole))
     candidates.seen = content["seen"]
     values = content["passed"]
     steps = [_step(each) for each in values.pop("steps")]
@@ -385,8 +429,8 @@ def _read(folder: Path, index: int) -> tuple[Passed, Any, Candidates]:
 
 
 def _step(values: dict[str, Any]) -> Step:
-    rows = values.pop("rows")
-    neutrinos = [row.pop("neutrino") for row in rows]
-    truths = [each and Neutrino(**each) for each in neutrinos]
-    pairs = zip(rows, truths, strict=True)
-    return Step(rows=[Row(**row, neutrino=truth) for row, truth in pairs], **values)
+    rows = []
+    for row in values.pop("rows"):
+        neutrino, whole = row.pop("neutrino"), Whole(**row.pop("whole"))
+        rows.append(Row(**row, neutrino=neutrino and Neutrino(**neutrino), whole=whole))
+    return Step(rows=rows, **values)

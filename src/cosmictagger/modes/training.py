@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from abele.collectives.meeting import SECRET
 from abele.storage import atomic
@@ -22,7 +23,9 @@ from cosmictagger.backends import Backend, StepResult
 from cosmictagger.config.checks import plain
 from cosmictagger.config.composing import Config
 from cosmictagger.config.keys import ComputeMode, ModeKind
+from cosmictagger.data.larcv import PLANES, Frame
 from cosmictagger.data.loader import Batch, BatchStream
+from cosmictagger.data.truth import EVENT_CLASSES
 from cosmictagger.errors import BackendError, ConfigError, DataError, TrainingError
 from cosmictagger.instances import Instances
 from cosmictagger.launch import Launch, launched
@@ -123,19 +126,46 @@ def all_counts(
         label: of this instance.
         size: the maximum number of images of an instance.
     """
-    counts = measures.counts(logits, label)
-    if instances.count == 1:
-        return counts
-    table = torch.from_numpy(counts)
-    missing = table.new_full((size - len(table), *table.shape[1:]), -1)
-    joined = instances.rows(torch.cat([table, missing]))
+    counts = torch.from_numpy(measures.counts(logits, label))
+    joined = _all_rows(instances, counts, size, -1)
     return joined[joined[:, 0, 0, 0] >= 0].numpy()
 
 
-def of_nothing(batch: Batch) -> StepResult:
-    """Return the empty step result of an instance without images left."""
+def all_heads(
+    instances: Instances, result: StepResult, batch: Batch, frame: Frame, size: int
+) -> measures.Table | None:
+    """Return the ``measures.of_heads`` of the events of all instances; None without heads."""
+    if batch.event_label is None or batch.vertex is None:
+        return None
+    heads, truth = (result.event_label, result.vertex), (batch.event_label, batch.vertex)
+    table = torch.from_numpy(measures.of_heads(*heads, *truth, frame.size))
+    return _all_rows(instances, table, size, torch.nan).numpy()
+
+
+def _all_rows(instances: Instances, rows: Tensor, size: int, missing: float) -> Tensor:
+    """Return the rows of all instances, each filled up to ``size``; alone the rows themselves."""
+    if instances.count == 1:
+        return rows
+    filling = rows.new_full((size - len(rows), *rows.shape[1:]), missing)
+    return instances.rows(torch.cat([rows, filling]))
+
+
+def of_nothing(batch: Batch, names: Sequence[str]) -> StepResult:
+    """Return the empty step result of an instance without images left.
+
+    Args:
+        batch: an empty one.
+        names: of the parts of the loss.
+    """
     empty = torch.zeros(0, 3, *batch.image.shape[2:])
-    return StepResult(torch.tensor(torch.nan), (empty, empty, empty))
+    parts = dict.fromkeys(names if len(names) > 1 else (), torch.tensor(torch.nan))
+    return StepResult(
+        torch.tensor(torch.nan),
+        (empty,) * PLANES,
+        event_label=torch.zeros(0, len(EVENT_CLASSES)) if "event_label" in parts else None,
+        vertex=(torch.zeros(0, 3, 1, 1),) * PLANES if "vertex/detection" in parts else None,
+        parts=parts,
+    )
 
 
 def compare_weights(instances: Instances, backend: Backend, step: int) -> None:
@@ -406,21 +436,35 @@ class Training:
         with self.timings.part("val"):
             assert self.aux is not None
             self.backend.share_statistics()
-            losses, tables, shown = [], [], None
+            losses, tables, heads, shown = [], [], [], None
+            names = self.backend.loss.names
             for batch in batches:
                 if stop is not None and stop.signal is not None and self.instances.count == 1:
                     logger.info(f"The validation after step {self.step} is given up.")
                     return
                 with self.instances.together("a validation"):
-                    result = self.backend.evaluate_step(batch) if len(batch) else of_nothing(batch)
+                    result = (
+                        self.backend.evaluate_step(batch)
+                        if len(batch)
+                        else of_nothing(batch, names)
+                    )
                 assert result.loss is not None  # the aux file has labels, or it is not opened
                 assert batch.label is not None
-                losses.append(self.instances.mean({"loss": float(result.loss)}, len(batch))["loss"])
+                losses.append(
+                    self.instances.mean(measures.losses(result.loss, result.parts), len(batch))
+                )
                 size = self.aux.batch_size
                 tables.append(all_counts(self.instances, result.logits, batch.label, size))
+                heads.append(all_heads(self.instances, result, batch, self.aux.frame, size))
                 shown = shown or (batch, result)
-        loss = float(np.average(losses, weights=list(map(len, tables))))
-        values = {"loss": loss, **measures.of_batch(np.concatenate(tables))}
+        weights = list(map(len, tables))
+        values = {
+            name: float(np.average([each[name] for each in losses], weights=weights))
+            for name in losses[0]
+        }
+        values |= measures.of_batch(np.concatenate(tables))
+        if heads[0] is not None:
+            values |= measures.head_means(np.concatenate(heads))
         self._tables["test"].add(self.step, values)
         log_step("test", self.step, values)
         self._summaries["test"].scalars(self.step, values)
@@ -441,9 +485,13 @@ class Training:
         values = {"loss": float(result.loss)}  # type: ignore[arg-type]
         if (logged or summarised) and batch.label is not None:
             with self.timings.part("metrics"):
+                losses = measures.losses(result.loss, result.parts)
+                values |= self.instances.mean(losses, len(batch))
                 size = len(batch)
                 counts = all_counts(self.instances, result.logits, batch.label, size)
                 values |= measures.of_batch(counts)
+                heads = all_heads(self.instances, result, batch, self.events.frame, size)
+                values |= {} if heads is None else measures.head_means(heads)
         self._latest = {**self._latest, **values, **speeds}
         if logged:
             with self.timings.part("log"):

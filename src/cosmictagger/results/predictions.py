@@ -4,6 +4,8 @@ The producers ``cosmic_prediction`` and ``neutrino_prediction`` hold softmax sco
 ``class_prediction`` the class with the highest one (0 background, 1 cosmic, 2 neutrino); the score
 of background is what the other two leave of 1. Pixels, ids (``x * H + y``) and event ids are those
 of the images at the resolution that was run: whatever reads the images reads the predictions.
+With heads there are also ``Events/event_scores``, the probabilities of the classes of events, and
+boxes of the producer ``vertex_prediction``, whose centres are the vertices in units of the file.
 """
 
 from __future__ import annotations
@@ -17,14 +19,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cosmictagger.data.larcv import Event, EventFile, EventWriter, Plane, event_writer
+from cosmictagger.data.larcv import (
+    EVENT_SCORES,
+    Event,
+    EventFile,
+    EventWriter,
+    Frame,
+    Plane,
+    box_group,
+    event_writer,
+)
 from cosmictagger.measures import CLASSES, COSMIC, NEUTRINO, PLANES
 from cosmictagger.recording import progress
+from cosmictagger.results.tally import Whole
 
 PREDICTIONS = "predictions.h5"
 COSMIC_PRODUCER = "cosmic_prediction"
 NEUTRINO_PRODUCER = "neutrino_prediction"
 CLASS_PRODUCER = "class_prediction"
+VERTEX_PRODUCER = "vertex_prediction"
 PRODUCERS = (COSMIC_PRODUCER, NEUTRINO_PRODUCER, CLASS_PRODUCER)
 
 
@@ -58,25 +71,42 @@ def scores_of(logits: torch.Tensor) -> Scores:
 
 
 @contextlib.contextmanager
-def predictions_writer(folder: Path, size: tuple[int, int]) -> Iterator[EventWriter]:
+def predictions_writer(
+    folder: Path,
+    size: tuple[int, int],
+    frame: Frame | None = None,
+    heads: tuple[bool, bool] = (False, False),
+) -> Iterator[EventWriter]:
     """Open a folder's prediction file for writing; renamed when complete.
 
     Args:
         folder: made if absent; an older file in it is replaced.
         size: height and width of the images as they were run.
+        frame: where the images lie; needed for vertices.
+        heads: whether there are scores of events, and vertices.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with event_writer(folder / PREDICTIONS, size, PRODUCERS) as writer:
+    boxes = [VERTEX_PRODUCER] if heads[1] else []
+    path, more = folder / PREDICTIONS, {"boxes": boxes, "scores": heads[0], "frame": frame}
+    with event_writer(path, size, PRODUCERS, **more) as writer:
         yield writer
 
 
-def scored_event(image: NDArray, scores: Sequence[Scores], event_id: Sequence[int]) -> Event:
+def scored_event(
+    image: NDArray,
+    scores: Sequence[Scores],
+    event_id: Sequence[int],
+    frame: Frame | None = None,
+    whole: Whole = Whole(),  # noqa: B008  immutable
+) -> Event:
     """Return an event with the scores of the non-zero pixels of its image.
 
     Args:
         image: float32 ``[3, H, W]``.
         scores: of each plane.
         event_id: run, subrun and event number.
+        frame: where the images lie; needed for vertices.
+        whole: what heads say of it.
     """
     planes: dict[str, list[Plane]] = {name: [] for name in PRODUCERS}
     for plane, each in zip(image, scores, strict=True):
@@ -85,7 +115,10 @@ def scored_event(image: NDArray, scores: Sequence[Scores], event_id: Sequence[in
         column, row = np.divmod(ids.astype(np.int64), plane.shape[0])
         for name, values in zip(PRODUCERS, each, strict=True):
             planes[name].append(Plane(ids, values[row, column].astype(np.float32)))
-    return Event(planes, event_id)
+    boxes = {}
+    if whole.vertex is not None and frame is not None:
+        boxes = {VERTEX_PRODUCER: list(frame.place(np.array(whole.vertex))[:, None])}
+    return Event(planes, event_id, None, boxes, whole.scores)
 
 
 def join_predictions(parts: Mapping[Path, Sequence[int]], folder: Path) -> None:
@@ -106,11 +139,16 @@ def join_predictions(parts: Mapping[Path, Sequence[int]], folder: Path) -> None:
             for part, entries in parts.items()
             if entries
         }
-        size = next(iter(files.values())).image_size
-        writer = stack.enter_context(predictions_writer(folder, size))
+        file = next(iter(files.values()))
+        heads = file.has(EVENT_SCORES), file.has(box_group(VERTEX_PRODUCER))
+        layout = file.image_size, file.frame(VERTEX_PRODUCER), heads
+        writer = stack.enter_context(predictions_writer(folder, *layout))
         for _, part, event in progress(places, "Joining predictions"):
-            planes = {name: files[part].sparse(name, event) for name in PRODUCERS}
-            writer.write(Event(planes, files[part].event_ids[event]))
+            file = files[part]
+            planes = {name: file.sparse(name, event) for name in PRODUCERS}
+            boxes = {VERTEX_PRODUCER: file.boxes(VERTEX_PRODUCER, event)} if heads[1] else {}
+            scores = file.event_scores(event)
+            writer.write(Event(planes, file.event_ids[event], None, boxes, scores))
 
 
 def open_predictions(path: str | Path) -> EventFile:
@@ -130,3 +168,21 @@ def read_scores(file: EventFile, event: int) -> NDArray[np.float32]:
         flat = scores[plane].reshape(CLASSES, -1)
         flat[0, pixel] = 1 - flat[COSMIC, pixel] - flat[NEUTRINO, pixel]
     return np.ascontiguousarray(scores.swapaxes(2, 3))
+
+
+def read_event_scores(file: EventFile, event: int) -> NDArray[np.float32] | None:
+    """Read the probabilities of an event's classes, [4]; None where the network had no such head.
+
+    Electron neutrino, muon neutrino, neutral current, cosmic only.
+    """
+    return file.event_scores(event)
+
+
+def read_vertices(file: EventFile, event: int) -> NDArray[np.float64] | None:
+    """Read where the vertex was found, [plane, (time, wire)]; None where there is no such head.
+
+    In the units of the file that was read, centimetres as a rule.
+    """
+    if not file.has(box_group(VERTEX_PRODUCER)):
+        return None
+    return np.concatenate(file.boxes(VERTEX_PRODUCER, event))

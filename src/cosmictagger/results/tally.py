@@ -14,6 +14,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from cosmictagger.data.truth import EVENT_CLASSES
+
 UNKNOWN = "unknown"
 _FLAVOURS = {12: "nu_e", 14: "nu_mu", 16: "nu_tau"}  # by the Particle Data Group's numbers
 _CURRENTS = {0: "CC", 1: "NC"}
@@ -56,6 +58,41 @@ def neutrino_of(particles: NDArray[np.void] | None) -> Neutrino | None:
     )
 
 
+Places = tuple[tuple[float, float] | None, ...]
+"""Row and column of the vertex in each plane, as shares of the image; None where it is not."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What heads say of a whole event, and what is true of it; None where that is not known.
+
+    Attributes:
+        scores: probabilities of ``EVENT_CLASSES``.
+        vertex: where the vertex is found to be.
+        true_class: position in ``EVENT_CLASSES``.
+        true_vertex: where it is.
+    """
+
+    scores: tuple[float, ...] | None = None
+    vertex: Places | None = None
+    true_class: int | None = None
+    true_vertex: Places | None = None
+
+    @property
+    def taken_for(self) -> int | None:
+        """Return the class with the highest score."""
+        return None if self.scores is None else int(np.argmax(self.scores))
+
+    def names(self) -> tuple[str, str]:
+        """Return the true class and what it was taken for, empty where not known."""
+        known = self.true_class if self.scores is not None else None
+        return _class_name(known), _class_name(self.taken_for)
+
+
+def _class_name(index: int | None) -> str:
+    return "" if index is None else EVENT_CLASSES[index]
+
+
 @dataclass(frozen=True)
 class PlaneView:
     """Images of one plane as dense arrays ``[H, W]``; rows are time, columns are wires.
@@ -87,6 +124,7 @@ class EventRecord:
         downsample: exponent of the downsampling between the file and ``size``.
         metrics: of this event, with the keys of the specification's section 6.
         planes: sparse tensors (pixel, image, label or None, prediction, score) of each plane.
+        whole: what heads say.
     """
 
     entry: int
@@ -95,6 +133,7 @@ class EventRecord:
     downsample: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     planes: tuple[SparsePlane, ...] = ()
+    whole: Whole = Whole()
 
     @property
     def has_label(self) -> bool:
@@ -155,12 +194,13 @@ def mean_of(values: ArrayLike) -> Mean:
 
 @dataclass(frozen=True)
 class Row:
-    """Metrics of one event, with its position in the file and its true neutrino or None."""
+    """Metrics of one event, its position in the file, true neutrino, and what heads say of it."""
 
     entry: int
     event_id: tuple[int, int, int]
     metrics: Mapping[str, float]
     neutrino: Neutrino | None = None
+    whole: Whole = Whole()
 
 
 @dataclass(frozen=True)
@@ -184,17 +224,24 @@ class Tally:
 
 
 def as_csv(rows: Sequence[Row], keys: Iterable[str]) -> str:
-    """Format event rows as CSV: entry, run, subrun, event, metrics with five decimals, neutrino."""
+    """Format event rows as CSV: entry, run, subrun, event, metrics with five decimals, neutrino.
+
+    With a head for it also the class of each event and what it was taken for.
+    """
     keys = list(keys)
+    has_class = any(row.whole.scores for row in rows)
+    classes = ["event_class", "taken_for"] if has_class else []
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     neutrino = ["neutrino_energy", "neutrino_flavour", "neutrino_current"]
-    writer.writerow(["entry", "run", "subrun", "event", *keys, *neutrino])
+    writer.writerow(["entry", "run", "subrun", "event", *keys, *neutrino, *classes])
     for row in rows:
         values = [f"{row.metrics[key]:.5f}" if key in row.metrics else "" for key in keys]
         nu = row.neutrino
         truth = [f"{nu.energy:.5f}", nu.flavour, nu.current] if nu else ["", "", ""]
-        writer.writerow([row.entry, *row.event_id, *values, *truth])
+        writer.writerow(
+            [row.entry, *row.event_id, *values, *truth, *(row.whole.names() if has_class else ())]
+        )
     return text.getvalue()
 
 

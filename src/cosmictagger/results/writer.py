@@ -12,7 +12,7 @@ import torch
 from abele.storage import atomic
 from cosmictagger import measures
 from cosmictagger.backends import Proof
-from cosmictagger.data.larcv import EventWriter
+from cosmictagger.data.larcv import EventWriter, Frame
 from cosmictagger.data.loader import Batch, BatchStream
 from cosmictagger.launch import Launch
 from cosmictagger.measures import CLASSES, PLANES
@@ -124,17 +124,24 @@ class Collector:
         predictions: the file that takes the scores.
         downsample: exponent k of the run.
         displays: how many events to draw.
+        frame: where the images lie.
 
     Attributes:
         confusion: int64 ``[plane, true class, predicted class]``, in pixels with charge.
         candidates: the events that may be drawn.
     """
 
-    def __init__(self, predictions: EventWriter, downsample: int, displays: int) -> None:
+    def __init__(
+        self,
+        predictions: EventWriter,
+        downsample: int,
+        displays: int,
+        frame: Frame | None = None,
+    ) -> None:
         self.confusion = torch.zeros(PLANES, CLASSES, CLASSES, dtype=torch.int64)
         self.candidates = Candidates(displays)
         self._predictions = predictions
-        self._downsample = downsample
+        self._downsample, self._frame = downsample, frame
 
     def add(self, batch: Batch, logits: Sequence[torch.Tensor], rows: Sequence[Row]) -> None:
         """Add an inference batch to the results.
@@ -148,7 +155,8 @@ class Collector:
             scores = [scores_of(plane[index]) for plane in logits]
             image = batch.image[index].detach().float().cpu().numpy()
             label = None if batch.label is None else batch.label[index].cpu()
-            self._predictions.write(scored_event(image, scores, row.event_id))
+            known = row.event_id, self._frame, row.whole
+            self._predictions.write(scored_event(image, scores, *known))
             if label is not None:
                 predicted = torch.from_numpy(np.stack([each.prediction for each in scores]))
                 charge = torch.from_numpy(image != 0)
@@ -161,5 +169,6 @@ class Collector:
                     for plane, classes, each in zip(image, truth, scores, strict=True)
                 )
                 size, known = image.shape[1:], (row.entry, row.event_id)
-                record = EventRecord(*known, size, self._downsample, row.metrics, planes)
+                more = row.metrics, planes, row.whole
+                record = EventRecord(*known, size, self._downsample, *more)
                 self.candidates.add(record)
