@@ -91,7 +91,7 @@ class Launch:
         optimizer = config.mode.optimizer
         backend = backends.create(
             network,
-            Loss(optimizer.loss_balance_scheme),
+            Loss(optimizer.loss_balance_scheme, config.network),
             Settings(
                 mode=config.run.compute_mode,  # type: ignore[arg-type]  settled
                 precision=config.run.precision,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cosmictagger.config.keys import LossBalanceScheme
-from cosmictagger.config.network import member
+from cosmictagger.config.network import EventLabel, Network, Vertex, member
 from cosmictagger.errors import DataError
 
 LIGHT = (1.0, 1.5, 10.0)
@@ -24,11 +24,35 @@ LIGHT = (1.0, 1.5, 10.0)
 EVEN = 0.3333
 """The total weight of the pixels of a class with scheme ``even``."""
 
+PLANES = 3
+
 Weights = Callable[[Tensor, Tensor], Tensor]
 
 
+VERTEX_PARTS = ("vertex/detection", "vertex/localization")
+NO_NEUTRINO = 3
+"""The event label of cosmic rays alone."""
+
+Heads = tuple[Sequence[Tensor], Tensor | None, tuple[Tensor, ...] | None]
+
+
+def parted(outputs: Sequence[Tensor]) -> Heads:
+    """Return the outputs of a network apart: logits of planes, event labels, vertices.
+
+    Heads that the network lacks give None.
+    """
+    scores, more = outputs[:PLANES], tuple(outputs[PLANES:])
+    event = more[0] if len(more) in (1, 1 + PLANES) else None
+    return scores, event, more[-PLANES:] if len(more) >= PLANES else None
+
+
+def total(parts: Sequence[Tensor]) -> Tensor:
+    """Return the sum of a loss's parts; of one the very tensor."""
+    return sum(parts[1:], start=parts[0])
+
+
 class Loss(nn.Module):
-    """The cross-entropy loss with a configured weighting of classes.
+    """The cross-entropy loss with a configured weighting of classes, plus the losses of heads.
 
     * ``none``: every pixel counts the same.
     * ``light``: fixed weights by class, ``LIGHT``.
@@ -39,22 +63,53 @@ class Loss(nn.Module):
 
     Args:
         scheme: a ``LossBalanceScheme``, its name or its number.
+        network: its heads have their losses; None for none.
+
+    Attributes:
+        names: of the parts of the loss, the first one is that of the pixels.
+        targets: the fields of a batch that the loss compares with, in the order of arguments.
     """
 
-    def __init__(self, scheme: LossBalanceScheme | str | int):
+    def __init__(self, scheme: LossBalanceScheme | str | int, network: Network | None = None):
         super().__init__()
+        self.classification = EventLabel() if network is None else network.classification
+        self.vertex = Vertex() if network is None else network.vertex
+        heads = self.classification.active, self.vertex.active
+        self.names = ("segmentation", *("event_label",) * heads[0], *VERTEX_PARTS * heads[1])
+        self.targets = ("label", *("event_label",) * any(heads), *("vertex",) * heads[1])
         self.scheme = member(LossBalanceScheme, scheme, "mode.optimizer.loss_balance_scheme")
         self._weights = _SCHEMES.get(self.scheme)
 
-    def forward(self, logits: Sequence[Tensor], label: Tensor) -> Tensor:
-        """Return the loss of a batch: a float32 scalar for logits of any type.
+    def forward(self, outputs: Sequence[Tensor], *targets: Tensor) -> Tensor:
+        """Return the loss of a batch: a float32 scalar for outputs of any type.
 
         Args:
-            logits: for each plane ``[B, 3, H, W]``.
-            label: int64 ``[B, 3, H, W]``, the class of each pixel, one channel for each plane.
+            outputs: for each plane logits ``[B, 3, H, W]``, then those of the network's heads.
+            targets: what ``self.targets`` names: int64 ``[B, 3, H, W]``, the class of each pixel,
+                one channel for each plane; with heads int64 ``[B]``, the event's label; with that
+                for vertices float ``[B, 3, 2]``, the place in each plane as fractions of rows and
+                columns, which nobody reads where there is no neutrino.
         """
-        losses = [self._of_plane(scores, label[:, p]) for p, scores in enumerate(logits)]
-        return torch.stack(losses).sum()
+        return total(self.parts(outputs, *targets))
+
+    def parts(self, outputs: Sequence[Tensor], *targets: Tensor) -> tuple[Tensor, ...]:
+        """Return the terms of the loss in the order of ``names``; arguments as in ``forward``."""
+        label, *truths = targets
+        scores, event, boxes = parted(outputs)
+        losses = [self._of_plane(plane, label[:, p]) for p, plane in enumerate(scores)]
+        parts = [torch.stack(losses).sum()]
+        if self.classification.active:
+            assert event is not None  # the network has this head
+            entropy = functional.cross_entropy(event.float(), truths[0])
+            parts.append(self.classification.weight * entropy)
+        if self.vertex.active:
+            assert boxes is not None  # likewise
+            event_label, vertex = truths
+            planes = [_of_boxes(each, event_label, vertex[:, p]) for p, each in enumerate(boxes)]
+            factors = self.vertex.l_det / len(label), PLANES * self.vertex.l_coord
+            terms = zip(factors, zip(*planes, strict=True), strict=True)
+            parts += [self.vertex.weight * f * torch.stack(each).sum() for f, each in terms]
+        return tuple(parts)
 
     def _of_plane(self, scores: Tensor, label: Tensor) -> Tensor:
         entropy = functional.cross_entropy(scores.float(), label, reduction="none")
@@ -68,6 +123,25 @@ class Loss(nn.Module):
     def extra_repr(self) -> str:
         """Return the name of the weighting scheme, for the module's repr."""
         return self.scheme.name
+
+
+def _of_boxes(boxes: Tensor, event: Tensor, vertex: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sums over events and boxes of a plane of the losses of detection and place.
+
+    Detection is a cross entropy with focal weights, ``(1 - p)**2`` with p the score of what is
+    true, here not kept out of the gradient. The place counts in the true box alone.
+    """
+    score, *place = boxes.float().unbind(dim=1)
+    true = (event != NO_NEUTRINO)[:, None, None]
+    off = torch.zeros_like(score)
+    for axis, size in enumerate(score.shape[1:]):
+        at = (vertex[:, axis].float() * size)[:, None, None]
+        shape = (-1, 1) if axis == 0 else (1, -1)
+        true = true & (torch.arange(size, device=at.device).reshape(shape) == at.floor())
+        off = off + (at - at.floor() - place[axis]).square()
+    entropy = functional.binary_cross_entropy(score, true.to(score.dtype), reduction="none")
+    wrong = torch.where(true, 1 - score, score)
+    return (wrong.square() * entropy).sum(), torch.where(true, off, 0.0).sum()
 
 
 def _light(entropy: Tensor, label: Tensor) -> Tensor:
@@ -99,7 +173,6 @@ _SCHEMES: Mapping[LossBalanceScheme, Weights] = {
 
 
 CLASSES = 3
-PLANES = 3
 COSMIC, NEUTRINO = 1, 2
 
 NAMES = ("Total_Accuracy", "Cosmic_IoU", "Neutrino_IoU", "Non_Bkg_Accuracy", "mIoU")

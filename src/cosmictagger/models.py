@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from cosmictagger.config.network import (
+    BlockStyle,
     Connection,
     ConvMode,
     DownSampling,
@@ -19,6 +21,7 @@ from cosmictagger.config.network import (
     UpSampling,
 )
 from cosmictagger.errors import ConfigError
+from cosmictagger.measures import Loss, total
 
 SLOPE = 0.01  # of the leaky ReLU below zero
 
@@ -30,7 +33,7 @@ class Dimensions:
     Attributes:
         conv: a convolution.
         conv_transpose: a transposed convolution.
-        norm: batch normalisation.
+        batch_norm: batch normalisation.
         pool: max pooling.
         extent: an edge in pixels as a shape; volumes have 1 along planes.
         interpolation: how an image is doubled without weights.
@@ -39,7 +42,7 @@ class Dimensions:
 
     conv: type[nn.Conv2d] | type[nn.Conv3d]
     conv_transpose: type[nn.ConvTranspose2d] | type[nn.ConvTranspose3d]
-    norm: type[nn.BatchNorm2d] | type[nn.BatchNorm3d]
+    batch_norm: type[nn.BatchNorm2d] | type[nn.BatchNorm3d]
     pool: type[nn.MaxPool2d] | type[nn.MaxPool3d]
     extent: Callable[[int], tuple[int, ...]]
     interpolation: str
@@ -54,7 +57,7 @@ def leaky() -> nn.Module:
 IMAGES = Dimensions(
     conv=nn.Conv2d,
     conv_transpose=nn.ConvTranspose2d,
-    norm=nn.BatchNorm2d,
+    batch_norm=nn.BatchNorm2d,
     pool=nn.MaxPool2d,
     extent=lambda edge: (edge, edge),
     interpolation="bilinear",
@@ -63,7 +66,7 @@ IMAGES = Dimensions(
 VOLUMES = Dimensions(
     conv=nn.Conv3d,
     conv_transpose=nn.ConvTranspose3d,
-    norm=nn.BatchNorm3d,
+    batch_norm=nn.BatchNorm3d,
     pool=nn.MaxPool3d,
     extent=lambda edge: (1, edge, edge),
     interpolation="nearest",
@@ -81,6 +84,7 @@ class Block(nn.Module):
         outputs: channels out.
         kernel: shape of the kernel; padding keeps the size of the image.
         activation: what comes last; None for nothing.
+        groups: of channels that the convolution keeps apart.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class Block(nn.Module):
         outputs: int,
         kernel: tuple[int, ...],
         activation: Callable[[], nn.Module] | None = leaky,
+        groups: int = 1,
     ):
         super().__init__()
         padding = tuple(edge // 2 for edge in kernel)
@@ -100,6 +105,7 @@ class Block(nn.Module):
             kernel,  # type: ignore[arg-type]  # the length fits the class
             padding=padding,  # type: ignore[arg-type]
             bias=network.bias,
+            groups=groups,
         )
         self.norm = _norm(network, dimensions, outputs)
         self.activation = nn.Identity() if activation is None else activation()
@@ -143,17 +149,41 @@ class ResidualBlock(nn.Module):
         return self.activation(self.convolution_2(self.convolution_1(x)) + x)
 
 
+class ConvNeXtBlock(nn.Module):
+    """A block that widens its channels fourfold inside (Liu et al., arXiv:2201.03545)."""
+
+    def __init__(
+        self, network: Network, dimensions: Dimensions, channels: int, kernel: tuple[int, ...]
+    ):
+        super().__init__()
+        wide, point = 4 * channels, dimensions.extent(1)
+        groups = channels if network.depthwise else 1
+        self.convolution_1 = Block(network, dimensions, channels, channels, kernel, None, groups)
+        self.convolution_2 = Block(network, dimensions, channels, wide, point)
+        self.convolution_3 = Block(network, dimensions, wide, channels, point, None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of the same shape."""
+        return self.convolution_3(self.convolution_2(self.convolution_1(x))) + x
+
+
 def repeated(
-    network: Network, dimensions: Dimensions, count: int, channels: int, edge: int = 3
+    network: Network, dimensions: Dimensions, count: int, channels: int, edge: int | None = None
 ) -> list[nn.Module]:
-    """Return ``count`` shape-preserving blocks with square kernels, residual if configured."""
-    kernel = dimensions.extent(edge)
-    return [
-        ResidualBlock(network, dimensions, channels, kernel)
-        if network.residual
-        else Block(network, dimensions, channels, channels, kernel)
-        for _ in range(count)
-    ]
+    """Return ``count`` blocks of the configured style, which keep the shape.
+
+    Args:
+        network: their style and what follows each convolution.
+        dimensions: images or volumes.
+        count: how many.
+        channels: in and out.
+        edge: of the kernels; None for ``network.kernel``.
+    """
+    kernel = dimensions.extent(network.kernel if edge is None else edge)
+    if network.block_style is BlockStyle.none:
+        return [Block(network, dimensions, channels, channels, kernel) for _ in range(count)]
+    kind = ResidualBlock if network.block_style is BlockStyle.residual else ConvNeXtBlock
+    return [kind(network, dimensions, channels, kernel) for _ in range(count)]
 
 
 class PoolingDown(nn.Module):
@@ -232,20 +262,56 @@ def connection(network: Network, dimensions: Dimensions, channels: int) -> nn.Mo
     return SumConnection() if network.connections is Connection.sum else NoConnection()
 
 
+class Standardized(nn.Module):
+    """A normalisation of each image by its own mean and variance, without weights.
+
+    Args:
+        by_channel: each channel by itself (``instance``), or all together (``layer``); a volume's
+            planes together in both cases.
+    """
+
+    def __init__(self, *, by_channel: bool):
+        super().__init__()
+        self.by_channel = by_channel
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``(x - mean) / sqrt(variance + 1e-5)`` of ``[B, C, ...]``."""
+        return functional.group_norm(x, x.shape[1] if self.by_channel else 1)
+
+
+GROUPS = 4  # of ``normalization=group``
+
+
 def _norm(network: Network, dimensions: Dimensions, channels: int) -> nn.Module:
-    return dimensions.norm(channels) if network.normalization is Norm.batch else nn.Identity()
+    kind = network.normalization
+    if kind is Norm.batch:
+        return dimensions.batch_norm(channels)
+    if kind is Norm.none:
+        return nn.Identity()
+    if kind is not Norm.group:
+        return Standardized(by_channel=kind is Norm.instance)
+    if channels % GROUPS:
+        raise ConfigError(
+            f"network.normalization=group was asked for, which makes {GROUPS} groups of channels, "
+            f"but a layer has {channels}. Choose multiples of {GROUPS} for "
+            "network.n_initial_filters, bottleneck_deepest and the n_filters of heads."
+        )
+    return nn.GroupNorm(GROUPS, channels)
 
 
 PLANES = 3
 CLASSES = 3
+EVENT_LABELS = 4  # electron neutrino, muon neutrino, neutral current, cosmic rays alone
 
 Planes = tuple[Tensor, ...]
+Seen = list[Planes] | None
+"""What each level gave, the smallest first, for the heads; None where there are none."""
 
 
 class BlockSeries(nn.Module):
     """A sequence of convolution blocks."""
 
-    def __init__(self, network: Network, count: int, channels: int, edge: int = 3):
+    def __init__(self, network: Network, count: int, channels: int, edge: int | None = None):
         super().__init__()
         self.blocks = nn.Sequential(*repeated(network, IMAGES, count, channels, edge))
 
@@ -289,9 +355,15 @@ class Bottom(nn.Module):
         super().__init__()
         self.main_module = deepest
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Any, seen: Seen = None) -> Any:
         """Apply the deepest level to three planes or a volume; keeps the shapes."""
-        return self.main_module(x)
+        return _noted(self.main_module(x), seen)
+
+
+def _noted(planes: Any, seen: Seen) -> Any:
+    if seen is not None:
+        seen.append(planes)
+    return planes
 
 
 class Level(nn.Module):
@@ -308,14 +380,15 @@ class Level(nn.Module):
         self.up_blocks = BlockSeries(network, count, filters)
         self.connection = connection(network, IMAGES, filters)
 
-    def forward(self, planes: Planes) -> Planes:
+    def forward(self, planes: Planes, seen: Seen = None) -> Planes:
         """Apply the level to three ``[B, C, h, w]`` planes; keeps the shapes. Skip: the input."""
         smaller = tuple(self.downsample(self.down_blocks(plane)) for plane in planes)
-        smaller = self.main_module(smaller)
-        return tuple(
+        smaller = self.main_module(smaller, seen)
+        result = tuple(
             self.up_blocks(self.connection(self.upsample(small), plane))
             for small, plane in zip(smaller, planes, strict=True)
         )
+        return _noted(result, seen)
 
 
 class UResNet(nn.Module):
@@ -329,20 +402,63 @@ class UResNet(nn.Module):
         self.final_layer = BlockSeries(network, network.blocks_final, filters)
         self.bottleneck = nn.Conv2d(filters, CLASSES, kernel_size=1, bias=network.bias)
         self.apply(_initialise)
+        self.classification, self.vertex = network.classification, network.vertex
+        before = len(list(self.children()))
+        if network.classification.active:
+            self._add_classifier(network)
+        if network.vertex.active:
+            self._add_vertex(network)
+        # After all others, which so start as they do without heads.
+        for head in list(self.children())[before:]:
+            head.apply(_initialise)
 
-    def forward(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the logits of the classes for each pixel.
+    def _add_classifier(self, network: Network) -> None:
+        head, inputs = network.classification, PLANES * network.filters(network.depth)
+        self.classifier_input = nn.Conv2d(inputs, head.n_filters, 1, bias=network.bias)
+        self.classifier = BlockSeries(network, head.n_layers, head.n_filters)
+        # The original's spelling, which its checkpoints have.
+        self.bottleneck_classifer = nn.Conv2d(head.n_filters, EVENT_LABELS, 1, bias=network.bias)
+
+    def _add_vertex(self, network: Network) -> None:
+        head = network.vertex
+        inputs = network.filters(network.depth - head.depth)
+        self.vertex_input = nn.Conv2d(inputs, head.n_filters, 1, bias=network.bias)
+        self.vertex_layers = BlockSeries(network, head.n_layers, head.n_filters)
+        self.bottleneck_vertex = nn.Conv2d(head.n_filters, 3, 1, bias=network.bias)
+
+    def forward(self, image: Tensor) -> Planes:
+        """Return the logits of the classes for each pixel, and what the heads say.
 
         Args:
             image: ``[B, 3, H, W]``, one channel for each plane.
 
         Returns:
-            For each plane ``[B, 3, H, W]``, now with one channel for each class; no softmax.
+            For each plane ``[B, 3, H, W]``, now with one channel for each class; no softmax. With
+            heads then the logits of the event's label, ``[B, 4]``, and for each plane
+            ``[B, 3, h, w]``: for each box the score of having the vertex, and the place in it
+            (row, column), all from 0 to 1. See :func:`cosmictagger.measures.parted`.
         """
+        seen: Seen = [] if self.classification.active or self.vertex.active else None
         planes = tuple(self.initial_convolution(plane) for plane in image.chunk(PLANES, dim=1))
-        planes = self.net_core(planes)
-        first, second, third = (self.bottleneck(self.final_layer(plane)) for plane in planes)
-        return first, second, third
+        planes = self.net_core(planes, seen)
+        scores = tuple(self.bottleneck(self.final_layer(plane)) for plane in planes)
+        return scores if seen is None else (*scores, *self._heads(seen))
+
+    def _heads(self, seen: list[Planes]) -> Planes:
+        results: list[Tensor] = []
+        if self.classification.active:
+            x = _cut(torch.cat(seen[0], dim=1), detach=self.classification.detach)
+            x = self.bottleneck_classifer(self.classifier(self.classifier_input(x)))
+            results.append(x.mean(dim=(2, 3)))
+        if self.vertex.active:
+            for plane in seen[self.vertex.depth]:
+                x = self.vertex_input(_cut(plane, detach=self.vertex.detach))
+                results.append(self.bottleneck_vertex(self.vertex_layers(x)).sigmoid())
+        return tuple(results)
+
+
+def _cut(x: Tensor, *, detach: bool) -> Tensor:
+    return x.detach() if detach else x
 
 
 def _below(network: Network, level: int) -> nn.Module:
@@ -363,7 +479,7 @@ def _initialise(module: nn.Module) -> None:
             nn.init.zeros_(module.bias)
 
 
-def series(network: Network, count: int, channels: int, edge: int = 3) -> nn.Sequential:
+def series(network: Network, count: int, channels: int, edge: int | None = None) -> nn.Sequential:
     """Return a sequence of convolution blocks, named as in the original network."""
     blocks = repeated(network, VOLUMES, count, channels, edge)
     return nn.Sequential(OrderedDict((f"block_{i}", block) for i, block in enumerate(blocks)))
@@ -440,33 +556,35 @@ def _below_3d(network: Network, level: int) -> nn.Module:
 
 
 class LossInForward(nn.Module):
-    """A module that computes a network's logits and loss in its forward pass.
+    """A module that computes a network's outputs and loss in its forward pass.
 
     Args:
-        network: from ``[B, 3, H, W]`` to three of ``[B, 3, H, W]``.
-        loss: ``(logits, label) -> scalar``.
+        network: from ``[B, 3, H, W]`` to three of ``[B, 3, H, W]`` and what its heads give.
+        loss: gives the parts of the loss for outputs and targets.
         mark: applied to the loss before it is returned; where a front-end wants to be told which
             value is the loss, its function for that.
     """
 
     def __init__(
-        self, network: nn.Module, loss: nn.Module, mark: Callable[[Tensor], Tensor] | None = None
+        self, network: nn.Module, loss: Loss, mark: Callable[[Tensor], Tensor] | None = None
     ):
         super().__init__()
         self.network = network
         self.loss = loss
         self._mark = mark
 
-    def forward(self, image: Tensor, label: Tensor) -> tuple[Tensor, ...]:
-        """Return the scores of the three planes and the loss.
+    def forward(self, image: Tensor, *targets: Tensor) -> tuple[Tensor, ...]:
+        """Return the network's outputs and the loss; where that has parts, these before it.
 
         Args:
             image: ``[B, 3, H, W]``.
-            label: int64 ``[B, 3, H, W]``.
+            targets: int64 ``[B, 3, H, W]``, and those of heads; see ``Loss``.
         """
-        logits = self.network(image)
-        loss = self.loss(logits, label)
-        return (*logits, loss if self._mark is None else self._mark(loss))
+        outputs = self.network(image)
+        parts = self.loss.parts(outputs, *targets)
+        loss = total(parts)
+        loss = loss if self._mark is None else self._mark(loss)
+        return (*outputs, *parts, loss) if len(parts) > 1 else (*outputs, loss)
 
 
 FULL_SIZE = (1280, 2048)  # rows (time) and columns (wires) of an SBND image
@@ -494,7 +612,7 @@ def build(network: Network, image_size: tuple[int, int]) -> nn.Module:
 
     Returns:
         A module from ``[B, 3, H, W]`` to three of ``[B, 3, H, W]``: for each plane the scores of
-        background, cosmic and neutrino.
+        background, cosmic and neutrino; then what heads give.
     """
     check_image_size(network, image_size)
     if network.conv_mode is ConvMode.conv_3D:

@@ -24,7 +24,7 @@ from cosmictagger.config.keys import (
     Run,
     Torch,
 )
-from cosmictagger.config.network import Connection, Network
+from cosmictagger.config.network import BlockStyle, Connection, Network
 from cosmictagger.errors import ConfigError
 
 
@@ -161,8 +161,20 @@ def test_what_cannot_be():
         setattr(look_up(config, owner) if owner else config, name, value)
         with pytest.raises(ConfigError, match=match):
             settle(config)
-    with pytest.raises(ConfigError, match="exists by name only"):
-        configured("network.normalization=layer")
+
+
+def test_older_and_newer_keys_of_blocks():
+    network = configured("network.residual=False").network
+    assert (network.block_style, network.residual) == (BlockStyle.none, None)
+    assert configured("network=a21", "network.residual=1").network.block_style.name == "residual"
+    assert configured("network=a21").network.block_style is BlockStyle.none
+    with pytest.raises(ConfigError, match=r"residual=True and .*convnext.*block_style alone"):
+        configured("network.residual=True", "network.block_style=convnext")
+    network = configured("network.kernel_size=5", "network.vertex.active=True").network
+    assert (network.kernel, network.filter_size_deepest) == (5, 5)
+    assert network.vertex.active
+    assert not configured("network=small").network.vertex.active  # nothing is shared
+    assert configured("network=uresnet2").network.classification.active
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -36,6 +36,8 @@ def tiny(name="uresnet", **changes):
 
 VARIANTS = [
     {"name": "uresnet", "residual": False},
+    {"name": "uresnet", "block_style": "convnext", "normalization": "instance"},
+    {"name": "uresnet3d", "block_style": "convnext", "depthwise": False, "normalization": "layer"},
     {"name": "uresnet", "normalization": "none", "bias": False},
     {"name": "uresnet", "downsampling": 0, "upsampling": 0, "growth_rate": "multiplicative"},
     {"name": "a21", "block_concat": True},
@@ -113,7 +115,12 @@ def test_choices_have_names_and_numbers():
 
 REFUSED = [
     ({"connections": "glue"}, r"network.connections=glue.*Known: concat \(0\), sum \(1\)"),
-    ({"normalization": "layer"}, "exists by name only.*batch or none"),
+    ({"kernel_size": 2}, "kernel_size=2.*odd"),
+    ({"vertex": {"n_layers": -1}}, "network.vertex.n_layers=-1.*least is 0"),
+    ({"classification": {"weight": float("nan")}}, "network.classification.weight=nan.*least is 0"),
+    ({"vertex": {"active": True, "depth": 7}}, r"vertex.depth=7.*network.depth=6"),
+    ({"vertex": {"active": True}, "conv_mode": 1}, "vertex.active=True.*Choose .*conv_2D"),
+    ({"classification": {"active": True}, "conv_mode": 1}, "classification.active=True.*conv_2D"),
     ({"depth": 0}, "network.depth=0.*least is 1"),
     ({"n_initial_filters": 0}, "network.n_initial_filters=0"),
     ({"filter_size_deepest": 4}, "filter_size_deepest=4.*odd"),

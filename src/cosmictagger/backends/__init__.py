@@ -11,6 +11,7 @@ from torch import nn
 
 from cosmictagger.backends._base import Backend, Proof, Settings, StepResult
 from cosmictagger.config.keys import ComputeMode
+from cosmictagger.measures import Loss
 
 __all__ = ["Backend", "Proof", "Settings", "StepResult", "create"]
 
@@ -22,12 +23,12 @@ _CLASSES = {
 }
 
 
-def create(network: nn.Module, loss: nn.Module, settings: Settings) -> Backend:
+def create(network: nn.Module, loss: Loss, settings: Settings) -> Backend:
     """Create the backend of a compute mode.
 
     Args:
         network: float32, on the host.
-        loss: ``(logits, label) -> scalar``.
+        loss: of its outputs.
         settings: ``settings.mode`` chooses.
     """
     module, name = _CLASSES[settings.mode]

@@ -15,8 +15,11 @@ from cosmictagger.config.keys import ComputeMode, Optimizer, OptimizerKind, Prec
 from cosmictagger.data.loader import Batch
 from cosmictagger.errors import BackendError, ConfigError
 from cosmictagger.instances import Instances
+from cosmictagger.measures import NO_NEUTRINO, Loss, parted, total
 
 Logits = tuple[torch.Tensor, ...]
+Targets = tuple[torch.Tensor, ...]
+"""What a loss compares with: labels of pixels, then with heads the event's and the vertex."""
 
 EAGER = "eager"  # the target of what no compiler has seen
 
@@ -50,10 +53,33 @@ class StepResult:
         loss: 0-d float32, the mean over micro-batches; None where there were no labels.
         logits: three of [B, 3, H, W], one per plane, on the host.
         seconds: of forward, loss, backward and optimizer, where these are apart: CPU mode.
+        event_label: logits [B, 4] of the head for it; None without one.
+        vertex: three of [B, 3, h, w] of the head for it, one per plane; None without one.
+        parts: the terms of the loss by name, likewise means; empty without heads or labels.
     """
 
     loss: torch.Tensor | None
     logits: Logits
+    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    event_label: torch.Tensor | None = None
+    vertex: Logits | None = None
+    parts: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Computed:
+    """What a device gave for one batch, before it is taken apart.
+
+    Attributes:
+        outputs: of the network, on the host.
+        parts: the terms of the loss; the loss alone where there is one term.
+        loss: their sum.
+        seconds: see ``StepResult``.
+    """
+
+    outputs: Logits
+    parts: Sequence[torch.Tensor]
+    loss: torch.Tensor
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
@@ -164,7 +190,7 @@ class Backend(abc.ABC):
 
     Args:
         network: float32, on the host; trained in place or through copies, see ``state_dict``.
-        loss: ``(logits, label) -> scalar``.
+        loss: of its outputs, heads included.
         settings: device, precision and optimizer.
 
     Attributes:
@@ -175,7 +201,7 @@ class Backend(abc.ABC):
     precisions = tuple(Precision)  # of the device
     _optimizer: Any  # made by the device's class; None if nothing is trained
 
-    def __init__(self, network: nn.Module, loss: nn.Module, settings: Settings):
+    def __init__(self, network: nn.Module, loss: Loss, settings: Settings):
         if settings.precision not in self.precisions:
             raise ConfigError(
                 f"run.precision={settings.precision.name} was asked for; {settings.mode.name} mode "
@@ -190,12 +216,13 @@ class Backend(abc.ABC):
         images = self.settings.images
         if self.settings.optimizer is None:
             raise BackendError("This backend was made without an optimizer, so it cannot train.")
-        if len(batch) != images or batch.label is None:
+        targets = self._targets(batch)
+        if len(batch) != images or targets is None:
             raise BackendError(
-                f"A training step takes {images} images with labels, found {len(batch)} "
-                f"{'without' if batch.label is None else 'with'} labels."
+                f"A training step takes {images} images with {self._wanted}, found {len(batch)} "
+                f"{'without' if targets is None else 'with'} {self._wanted}."
             )
-        return self._train(batch.image, batch.label, rate)
+        return self._result(self._train(batch.image, targets, rate))
 
     def evaluate_step(self, batch: Batch) -> StepResult:
         """Return logits, and the loss if there are labels, without updating weights or statistics.
@@ -207,15 +234,52 @@ class Backend(abc.ABC):
         count, size = len(batch), self.settings.micro_batch
         if not 0 < count <= size:
             raise BackendError(f"An evaluation takes 1 to {size} images, found {count}.")
-        label = batch.label if batch.label is not None else torch.zeros_like(batch.image).long()
-        loss, logits = self._evaluate(padded(batch.image, size), padded(label, size))
-        logits = tuple(plane[:count] for plane in logits)
-        if batch.label is None:
-            return StepResult(None, logits)
+        targets = self._targets(batch)
+        filled = self._no_targets(batch.image) if targets is None else targets
+        computed = self._evaluate(
+            padded(batch.image, size), tuple(padded(each, size) for each in filled)
+        )
+        outputs = tuple(each[:count] for each in computed.outputs)
+        if targets is None:
+            return dataclasses.replace(self._result(computed, outputs), loss=None, parts={})
         if count < size:
             with torch.no_grad():
-                loss = self.loss(logits, batch.label)
-        return StepResult(loss, logits)
+                parts = self.loss.parts(outputs, *targets)
+            computed = Computed(outputs, parts, total(parts))
+        return self._result(computed, outputs)
+
+    @property
+    def _wanted(self) -> str:
+        names = {"label": "labels", "event_label": "event labels", "vertex": "vertices"}
+        return ", ".join(names[each] for each in self.loss.targets)
+
+    def _targets(self, batch: Batch) -> Targets | None:
+        """Return what the loss compares with; None unless the batch has all of it."""
+        found = tuple(getattr(batch, name) for name in self.loss.targets)
+        return None if any(each is None for each in found) else found
+
+    def _no_targets(self, image: torch.Tensor) -> Targets:
+        """Return targets of the right shapes, for programs that compute a loss nobody reads."""
+        count, planes = image.shape[:2]
+        empty = {
+            "label": torch.zeros_like(image).long(),
+            "event_label": torch.full((count,), NO_NEUTRINO),
+            "vertex": torch.zeros(count, planes, 2),
+        }
+        return tuple(empty[name] for name in self.loss.targets)
+
+    def _result(self, computed: Computed, outputs: Logits | None = None) -> StepResult:
+        """Return a step's result; ``outputs`` in place of the computed ones."""
+        logits, event_label, vertex = parted(computed.outputs if outputs is None else outputs)
+        named = dict(zip(self.loss.names, computed.parts, strict=True))
+        return StepResult(
+            computed.loss,
+            tuple(logits),
+            computed.seconds,
+            event_label,
+            vertex,
+            named if len(named) > 1 else {},
+        )
 
     def share_statistics(self) -> None:
         """Broadcast the first instance's batch statistics to all instances, for evaluation.
@@ -234,12 +298,10 @@ class Backend(abc.ABC):
             value.copy_(values[name])
 
     @abc.abstractmethod
-    def _train(self, image: torch.Tensor, label: torch.Tensor, rate: float) -> StepResult: ...
+    def _train(self, image: torch.Tensor, targets: Targets, rate: float) -> Computed: ...
 
     @abc.abstractmethod
-    def _evaluate(
-        self, image: torch.Tensor, label: torch.Tensor
-    ) -> tuple[torch.Tensor, Logits]: ...
+    def _evaluate(self, image: torch.Tensor, targets: Targets) -> Computed: ...
 
     @abc.abstractmethod
     def proof(self) -> Proof:
@@ -390,5 +452,5 @@ def micro_batches(settings: Settings, *tensors: torch.Tensor) -> Iterator[Sequen
 
 
 def joined(parts: Sequence[Logits]) -> Logits:
-    """Concatenate the logits of micro-batches along the batch, on the host."""
+    """Concatenate the outputs of micro-batches along the batch, on the host."""
     return tuple(torch.cat(planes).detach().cpu() for planes in zip(*parts, strict=True))

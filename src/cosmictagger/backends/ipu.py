@@ -22,14 +22,15 @@ import poptorch
 from cosmictagger.backends._base import (
     STATE,
     Backend,
-    Logits,
+    Computed,
     Proof,
     Settings,
-    StepResult,
+    Targets,
     make_optimizer,
 )
 from cosmictagger.config.keys import OptimizerKind, Precision
 from cosmictagger.errors import BackendError, InstanceError
+from cosmictagger.measures import Loss
 from cosmictagger.models import LossInForward
 
 _INTERPRETING = "reference"  # the target whose programs are interpreted for ever
@@ -76,7 +77,7 @@ class IpuBackend(Backend):
 
     precisions = (Precision.float32, Precision.float16)
 
-    def __init__(self, network: nn.Module, loss: nn.Module, settings: Settings):
+    def __init__(self, network: nn.Module, loss: Loss, settings: Settings):
         super().__init__(network, loss, settings)
         self.half = settings.precision is Precision.float16
         if self.half:
@@ -144,22 +145,22 @@ class IpuBackend(Backend):
             options.randomSeed(_SEED)  # a common one
         return options
 
-    def _train(self, image: torch.Tensor, label: torch.Tensor, rate: float) -> StepResult:
+    def _train(self, image: torch.Tensor, targets: Targets, rate: float) -> Computed:
         self._require_executor(self.trainer, "training")
         if not self.trainer.isCompiled():
             self.module.train()
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self.trainer.setOptimizer(self._optimizer)
-        loss, logits = self._call(self.trainer, image, label)
+        result = self._call(self.trainer, image, targets)
         self.training_steps += 1
-        return StepResult(loss, logits)
+        return result
 
-    def _evaluate(self, image: torch.Tensor, label: torch.Tensor) -> tuple[torch.Tensor, Logits]:
+    def _evaluate(self, image: torch.Tensor, targets: Targets) -> Computed:
         self._require_executor(self.evaluator, "evaluation")
         if not self.evaluator.isCompiled():
             self.module.eval()
-        result = self._call(self.evaluator, image, label)
+        result = self._call(self.evaluator, image, targets)
         self.evaluation_steps += 1
         return result
 
@@ -171,11 +172,9 @@ class IpuBackend(Backend):
                 "executor gives back the plain network; leave the executor where it is."
             )
 
-    def _call(
-        self, executor: Any, image: torch.Tensor, label: torch.Tensor
-    ) -> tuple[torch.Tensor, Logits]:
+    def _call(self, executor: Any, image: torch.Tensor, targets: Targets) -> Computed:
         try:
-            *logits, loss = executor(image.half() if self.half else image, label)
+            *outputs, loss = executor(image.half() if self.half else image, *targets)
         except popdist.Error as error:
             raise InstanceError(f"An update could not be made together: {error}") from error
         except poptorch.Error as error:
@@ -186,7 +185,11 @@ class IpuBackend(Backend):
             )
         record = executor.build_record
         self._interpreted += record.running.interpreted or record.target == _INTERPRETING
-        return loss.float().mean(), tuple(logits)
+        count = len(self.loss.names)
+        parts = outputs[-count:] if count > 1 else [loss]
+        outputs = outputs[:-count] if count > 1 else outputs
+        means = [each.float().mean() for each in (*parts, loss)]
+        return Computed(tuple(outputs), means[:-1], means[-1])
 
     def proof(self) -> Proof:
         """Return the evidence of the device, from the training executor if there is one."""

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,10 +12,11 @@ from torch.nn.parallel import DistributedDataParallel
 from cosmictagger.backends._base import (
     EAGER,
     Backend,
+    Computed,
     Logits,
     Proof,
     Settings,
-    StepResult,
+    Targets,
     joined,
     make_optimizer,
     micro_batches,
@@ -23,6 +24,7 @@ from cosmictagger.backends._base import (
 from cosmictagger.config.keys import ComputeMode, OptimizerKind, Precision
 from cosmictagger.errors import BackendError, ConfigError, InstanceError
 from cosmictagger.instances import Instances
+from cosmictagger.measures import Loss, total
 
 
 class Shared(nn.Module):
@@ -38,7 +40,7 @@ class Shared(nn.Module):
             self._parallel.register_comm_hook(instances, _mean)
 
     def forward(self, image: torch.Tensor) -> Any:
-        """Compute the logits of the wrapped network."""
+        """Compute the outputs of the wrapped network."""
         return self._parallel(image)
 
     @contextlib.contextmanager
@@ -101,7 +103,7 @@ class PlainBackend(Backend):
         network, loss, settings: see ``Backend``; the network itself is moved and trained.
     """
 
-    def __init__(self, network: nn.Module, loss: nn.Module, settings: Settings):
+    def __init__(self, network: nn.Module, loss: Loss, settings: Settings):
         super().__init__(network, loss, settings)
         _check(settings)
         self.device = torch.device("cuda" if settings.mode is ComputeMode.GPU else "cpu")
@@ -122,31 +124,33 @@ class PlainBackend(Backend):
         self._scaler = torch.amp.GradScaler("cuda", enabled=mixed_gpu)
         self._first_seconds: float | None = None
 
-    def _train(self, image: torch.Tensor, label: torch.Tensor, rate: float) -> StepResult:
+    def _train(self, image: torch.Tensor, targets: Targets, rate: float) -> Computed:
         started = time.perf_counter()
         optimizer = self._optimizer
         for group in optimizer.param_groups:
             group["lr"] = rate
         self.network.train()
         optimizer.zero_grad()
-        losses, logits = [], []
+        losses, outputs = [], []
         watch = _Watch(self.device)
-        for images, labels in micro_batches(self.settings, image, label):
+        for images, *truths in micro_batches(self.settings, image, *targets):
             last = len(losses) + 1 == self.settings.accumulation
             with self._exchanging(last):
                 with watch.part("forward"):
                     scores = self._score(images, self._shared or self._forward)
                 with watch.part("loss"):
-                    loss = self.loss(scores, labels.to(self.device))
+                    parts = self._parts(scores, truths)
+                    loss = total(parts)
                 with watch.part("backward"):
                     self._scaler.scale(loss / self.settings.accumulation).backward()
-            losses.append(loss.detach())
-            logits.append(tuple(plane.detach() for plane in scores))
+            losses.append([each.detach() for each in (*parts, loss)])
+            outputs.append(tuple(each.detach() for each in scores))
         with watch.part("optimizer"):
             self._scaler.step(optimizer)
             self._scaler.update()
         self.training_steps += 1
-        result = StepResult(torch.stack(losses).mean().cpu(), joined(logits), watch.seconds)
+        *means, mean = (torch.stack(each).mean().cpu() for each in zip(*losses, strict=True))
+        result = Computed(joined(outputs), means, mean, watch.seconds)
         self._first_seconds = self._first_seconds or time.perf_counter() - started
         return result
 
@@ -159,13 +163,16 @@ class PlainBackend(Backend):
         with self._shared.losing_processes(), self._shared.adding(last):
             yield
 
-    def _evaluate(self, image: torch.Tensor, label: torch.Tensor) -> tuple[torch.Tensor, Logits]:
+    def _evaluate(self, image: torch.Tensor, targets: Targets) -> Computed:
         self.network.eval()
         with torch.no_grad():
-            logits = self._score(image, self._forward)
-            loss = self.loss(logits, label.to(self.device))
+            outputs = self._score(image, self._forward)
+            parts = self._parts(outputs, targets)
         self.evaluation_steps += 1
-        return loss.cpu(), joined([logits])
+        return Computed(joined([outputs]), [each.cpu() for each in parts], total(parts).cpu())
+
+    def _parts(self, outputs: Logits, targets: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        return self.loss.parts(outputs, *(each.to(self.device) for each in targets))
 
     def _score(self, image: torch.Tensor, forward: Any) -> Logits:
         with self._casting():

@@ -18,14 +18,15 @@ from torch import nn
 import poptorch.optim
 from cosmictagger.backends._base import (
     Backend,
-    Logits,
+    Computed,
     Proof,
     Settings,
-    StepResult,
+    Targets,
     make_optimizer,
 )
 from cosmictagger.config.keys import OptimizerKind, Precision
 from cosmictagger.errors import BackendError, ConfigError
+from cosmictagger.measures import Loss, total
 from sambaflow import samba
 from sambaflow.errors import PefError, SambaError
 
@@ -42,7 +43,7 @@ class RduBackend(Backend):
 
     precisions = tuple(_TYPES)
 
-    def __init__(self, network: nn.Module, loss: nn.Module, settings: Settings):
+    def __init__(self, network: nn.Module, loss: Loss, settings: Settings):
         super().__init__(network, loss, settings)
         if settings.accumulation != 1:
             raise ConfigError(
@@ -129,39 +130,45 @@ class RduBackend(Backend):
         if training or self._optimizer is None:
             self._seconds = time.perf_counter() - started
 
-    def _train(self, image: torch.Tensor, label: torch.Tensor, rate: float) -> StepResult:
+    def _train(self, image: torch.Tensor, targets: Targets, rate: float) -> Computed:
         session = self._ready(image, training=True)
         inputs = {"image": image.to(self.dtype)}
 
-        def step() -> tuple[torch.Tensor, list[torch.Tensor]]:
-            outputs = session.run(inputs, section_types=["fwd"])
-            logits = [samba.to_torch(each).float().requires_grad_() for each in outputs]
-            loss = self.loss(tuple(logits), label)
+        def step() -> Computed:
+            results = session.run(inputs, section_types=["fwd"])
+            outputs = tuple(samba.to_torch(each).float().requires_grad_() for each in results)
+            parts = self.loss.parts(outputs, *targets)
+            loss = total(parts)
             loss.backward()
             session.run(
                 inputs,
-                grad_of_outputs=[each.grad.to(self.dtype) for each in logits],  # type: ignore[union-attr]
+                grad_of_outputs=[each.grad.to(self.dtype) for each in outputs],  # type: ignore[union-attr]
                 section_types=["bckwd", "opt"],
                 hyperparam_dict={"lr": rate},
             )
-            return loss.detach(), logits
+            return Computed(
+                tuple(each.detach() for each in outputs),
+                [each.detach() for each in parts],
+                loss.detach(),
+            )
 
-        loss, logits = self._with_errors_of_mode(step)
+        result = self._with_errors_of_mode(step)
         self._host_is_old = self._evaluator_is_old = True
         self.training_steps += 1
-        return StepResult(loss, tuple(each.detach() for each in logits))
+        return result
 
-    def _evaluate(self, image: torch.Tensor, label: torch.Tensor) -> tuple[torch.Tensor, Logits]:
+    def _evaluate(self, image: torch.Tensor, targets: Targets) -> Computed:
         session = self._ready(image, training=False)
         if self._evaluator_is_old:
             self._to_host()
             session.to_device()
             self._evaluator_is_old = False
-        outputs = self._with_errors_of_mode(lambda: session.run({"image": image.to(self.dtype)}))
-        logits = tuple(samba.to_torch(each).float() for each in outputs)
+        results = self._with_errors_of_mode(lambda: session.run({"image": image.to(self.dtype)}))
+        outputs = tuple(samba.to_torch(each).float() for each in results)
         self.evaluation_steps += 1
         with torch.no_grad():
-            return self.loss(logits, label), logits
+            parts = self.loss.parts(outputs, *targets)
+        return Computed(outputs, parts, total(parts))
 
     def _with_errors_of_mode(self, do: Callable[[], _T]) -> _T:
         try:
