@@ -409,7 +409,7 @@ class Event(NamedTuple):
     event_id: Sequence[int] = (-1, -1, -1)
     particles: npt.NDArray[np.void] | None = None
     boxes: Mapping[str, Sequence[npt.NDArray]] = MappingProxyType({})
-    scores: npt.NDArray | None = None
+    scores: Sequence[float] | npt.NDArray | None = None
 
 
 class Layout(NamedTuple):

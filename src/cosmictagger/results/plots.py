@@ -15,6 +15,7 @@ from matplotlib.colors import FuncNorm, LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
 from abele.storage.atomic import replacing
@@ -34,6 +35,10 @@ _BARS = (0.945, 0.54, 0.012, 0.36), (0.945, 0.12, 0.012, 0.36)
 _DEPTHS = LinearSegmentedColormap.from_list("depth", ["#b8b8b8", "#303030"])
 _TICKS = (0, 0.2, 0.5, *(digit * 10**power for power in range(5) for digit in (1, 2, 5)))
 _INSETS = (0.38, 0.31, 0.24)  # of a panel's width and height; the first that covers no track
+_MARKS = (
+    {"marker": "o", "ms": 11, "mfc": "none", "mec": "black", "mew": 1.6, "ls": ""},
+    {"marker": "x", "ms": 8, "mec": "black", "mew": 1.8, "ls": ""},
+)
 _PANEL_PIXELS = 400  # across; finer images are thinned, keeping what matters most
 
 
@@ -63,6 +68,11 @@ def draw_display(event: EventRecord) -> Figure:
         panel.set_title(name, fontsize=13, fontweight="bold", loc="left")
     for panel in axes[-1]:
         panel.set_xlabel("wire [pixel]", fontsize=10)
+    true, taken = event.whole.names()
+    if taken:
+        share = max(event.whole.scores or ())
+        words = f"{true + ', ' if true else ''}taken for {taken} ({100 * share:.0f} %)"
+        figure.text(0.5, 0.95, words, ha="center", fontsize=11)
     run, subrun, number = event.event_id
     title = f"Run {run}, subrun {subrun}, event {number} (entry {event.entry})"
     names = {"mIoU": "mIoU", "Cosmic_IoU": "cosmic IoU", "Neutrino_IoU": "neutrino IoU"}
@@ -85,8 +95,11 @@ def _draw_plane(row: Any, view: PlaneView, event: EventRecord, index: int, top: 
     place = _empty_place(view, box) if box is not None else None
     for panel, picture in zip(row, pictures, strict=True):
         _show(panel, _thin(picture), event.size, factor)
+        drawn = [panel]
         if box is not None and place is not None:
-            _inset(panel, picture, box, place, event.size, factor)
+            drawn.append(_inset(panel, picture, box, place, event.size, factor))
+        for axes in drawn:
+            _mark(axes, event, index, true_alone=panel is row[0])
     row[0].set_ylabel("drift time [pixel]", fontsize=10)
     style = {"rotation": 90, "ha": "center", "va": "center", "fontsize": 13, "weight": "bold"}
     row[0].text(-0.19, 0.5, PLANE_NAMES[index], transform=row[0].transAxes, **style)
@@ -95,6 +108,18 @@ def _draw_plane(row: Any, view: PlaneView, event: EventRecord, index: int, top: 
     if view.label is not None:
         count = int((view.label == NEUTRINO).sum())
         row[0].set_title(f"{count:,} neutrino pixels".replace(",", "\u202f"), **_NOTE)
+
+
+def _mark(axes: Axes, event: EventRecord, index: int, *, true_alone: bool) -> None:
+    """Mark the vertex of a plane where it is, and unless ``true_alone`` where it was found."""
+    edge = [withStroke(linewidth=3.4, foreground="white")]
+    size = np.array(event.size) * 2**event.downsample
+    for places, style in zip((event.whole.true_vertex, event.whole.vertex), _MARKS, strict=True):
+        place = None if places is None else places[index]
+        if place is not None and not (true_alone and style is _MARKS[1]):
+            row, column = np.array(place) * size
+            more: dict[str, Any] = {"path_effects": edge, "zorder": 5}
+            axes.plot(column, row, scalex=False, scaley=False, **style, **more)
 
 
 def _scores(event: EventRecord, place: str, names: Mapping[str, str]) -> list[str]:
@@ -210,7 +235,7 @@ def _inset(
     place: tuple[float, float, float],
     size: tuple[int, int],
     factor: int,
-) -> None:
+) -> Axes:
     first_row, last_row, first_column, last_column = box
     inset = panel.inset_axes((*place, place[2]), zorder=3)
     _show(inset, picture, size, factor)
@@ -226,6 +251,7 @@ def _inset(
     white = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1}
     style = {"ha": "right", "va": "top", "fontsize": 8, "color": "#333333", "bbox": white}
     inset.text(0.98, 0.96, f"x {size[1] * place[2] / wide:.1f}", transform=inset.transAxes, **style)
+    return inset
 
 
 def _legend(figure: Figure, event: EventRecord, top: float) -> None:
@@ -240,6 +266,10 @@ def _legend(figure: Figure, event: EventRecord, top: float) -> None:
     names = ("background (charge without a class)", *CLASS_NAMES[1:])
     patches: list[Any] = [Patch(color=c, label=n) for n, c in zip(names, CLASS_COLORS, strict=True)]
     patches.append(Rectangle((0, 0), 1, 1, fill=False, edgecolor="#333333", label="magnified"))
+    known = event.whole.true_vertex, event.whole.vertex
+    for places, name, style in zip(known, ("true vertex", "vertex found"), _MARKS, strict=True):
+        if places is not None and any(places):
+            patches.append(Line2D([], [], label=name, **style))  # type: ignore[arg-type]
     factor = 2**event.downsample
     cell = "each drawn as it is" if factor == 1 else f"run in cells of {factor} x {factor}"
     figure.legend(
@@ -260,9 +290,14 @@ _LINES = {
     "Average/mIoU": ("mIoU", "#000000"),
     "Average/Cosmic_IoU": ("cosmic", CLASS_COLORS[1]),
     "Average/Neutrino_IoU": ("neutrino", CLASS_COLORS[2]),
+    "Average/EventLabel": ("event class", "#0072B2"),
+    "Average/VertexDetection": ("box of the vertex", "#D55E00"),
+    "Average/VertexResolution": ("distance", "#0072B2"),
     "learning_rate": ("", "#0072B2"),
 }
 _PANELS = {"loss": ["loss"], "intersection over union": [key for key in _LINES if "IoU" in key]}
+_PANELS["right share of events"] = ["Average/EventLabel", "Average/VertexDetection"]
+_PANELS["vertex off, units of the file"] = ["Average/VertexResolution"]
 _PANELS["learning rate"] = ["learning_rate"]
 _SMOOTHING = 0.05  # of the steps: the width of the running mean
 
@@ -300,10 +335,13 @@ def draw_curves(runs: Mapping[str, Curves]) -> Figure | None:
     ]
     if not panels:
         return None
-    figure = Figure(figsize=(5.2 * len(panels), 4.0), layout="constrained", facecolor="white")
-    for axes, (title, names) in zip(
-        np.atleast_1d(np.asarray(figure.subplots(1, len(panels)))), panels, strict=True
-    ):
+    wide = min(3, len(panels))
+    high = math.ceil(len(panels) / wide)
+    figure = Figure(figsize=(5.2 * wide, 4.0 * high), layout="constrained", facecolor="white")
+    places = np.asarray(figure.subplots(high, wide, squeeze=False)).flat
+    for axes in places[len(panels) :]:
+        axes.set_axis_off()
+    for axes, (title, names) in zip(places, panels, strict=False):
         _draw_panel(axes, title, names, runs)
     return figure
 

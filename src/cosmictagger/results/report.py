@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import bisect
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +13,8 @@ from pathlib import Path
 
 from abele.report.page import document
 from abele.report.page.markup import Html, facts, html, section, table, tag
-from cosmictagger.measures import CHARGE_NAMES, NAMES, PLANES
+from cosmictagger.data.truth import EVENT_CLASSES
+from cosmictagger.measures import CHARGE_NAMES, CLASSES, NAMES, PLANES
 from cosmictagger.results.plots import CLASS_NAMES, PLANE_NAMES, Curves
 from cosmictagger.results.tally import Mean, Row, Tally, mean_of, rank
 
@@ -31,6 +34,19 @@ _TARGETS = {
     "mIoU": ("Mean IoU", None),
     **{name: (name.replace("_", " ").capitalize(), None) for name in CHARGE_NAMES[len(NAMES) :]},
 }
+_HEADS = {
+    "EventLabel": "Events of the right class",
+    "VertexDetection": "Vertices in the right box",
+    "VertexResolution": "Distance of the vertex, in units of the file",
+}
+_NEAR = (1, 2, 5, 10, 20, 50)  # units of the file, centimetres as a rule
+_WHOLE = """
+A vertex is found in the box of the highest score, at the place that the network gives inside of
+it. Events without a neutrino are left out, and planes in which the vertex is outside of the image.
+"""
+_DISTANCES = """
+Centimetres as a rule. Shares of the vertices of a plane that were found so far from where they are.
+"""
 _MOST_ROWS = 20
 _LATEST = 0.9  # of a training's steps are over where its latest numbers begin
 _ERROR = "± is the standard error of the mean: the standard deviation divided by √(their number)."
@@ -89,6 +105,7 @@ def page(content: Content) -> str:
         lead = _summary(content.tally)
         if any(row.metrics for row in content.tally.rows):
             sections += _metrics(content.tally)
+            sections += _whole(content.tally)
     if content.picture is not None:
         sections.append(section("Training", _training(content), name="training"))
     if content.tally is not None and (shown := _events(content.tally, content.displays)):
@@ -118,13 +135,17 @@ def _summary(tally: Tally) -> str:
 def _training(content: Content) -> list[Html]:
     """Return the curves, what they show, and the latest numbers of training and validation."""
     names = {"loss": "Loss"} | {f"Average/{key}": _TARGETS[key][0] for key in NAMES}
+    heads = {f"Average/{key}": name for key, name in _HEADS.items()}
+    every = dict.fromkeys(key for curves in content.curves.values() for key in curves)
+    names |= {key: f"Loss: {key[5:].replace('_', ' ')}" for key in every if key[:5] == "loss/"}
+    names |= {key: name for key, name in heads.items() if key in every}
     latest: dict[str, Curves] = {}
     for kind, curves in content.curves.items():
         recent = curves["step"] >= _LATEST * curves["step"][-1]
         name = {"train": "training batches", "test": "validation batches"}[kind]
         latest[name] = {key: values[recent] for key, values in curves.items()}
     rows = [
-        [name, *(_with_error(mean_of(c.get(key, ())), key != "loss") for c in latest.values())]
+        [name, *(_with_error(mean_of(c.get(key, ())), _is_share(key)) for c in latest.values())]
         for key, name in names.items()
     ]
     assert content.picture is not None
@@ -166,22 +187,76 @@ def _metrics(tally: Tally) -> list[Html]:
     return sections
 
 
-def _confusion(tally: Tally) -> Html:
+def _whole(tally: Tally) -> list[Html]:
+    """Return what heads made of whole events; nothing without heads."""
+    known, places = tally.keys(), ("Average", *(f"plane{plane}" for plane in range(PLANES)))
+    rows = [
+        [name, *(_with_error(tally.mean(f"{each}/{key}"), _is_share(key)) for each in places)]
+        for key, name in _HEADS.items()
+        if f"Average/{key}" in known
+    ]
+    if not rows:
+        return []
+    heads = table(["metric", "average", *PLANE_NAMES], rows, (1, 2, 3, 4))
+    shown = [section("Whole events", heads, tag("p", _WHOLE), name="whole")]
+    pairs = [(row.whole.true_class, row.whole.taken_for) for row in tally.rows]
+    if "Average/EventLabel" in known:
+        size = range(len(EVENT_CLASSES))
+        counts = [[pairs.count((true, taken)) for taken in size] for true in size]
+        taken = table(
+            ["true class", *(f"taken for {name}" for name in EVENT_CLASSES)],
+            _shares(counts, EVENT_CLASSES),
+            (1, 2, 3, 4),
+        )
+        shown.append(section("Events taken for what", taken, name="classes"))
+    if "Average/VertexResolution" in known:
+        shown.append(section("How far vertices are off", _distances(tally), name="distances"))
+    return shown
+
+
+def _distances(tally: Tally) -> Html:
+    """Return a table of how many vertices are how far off, in each plane."""
     rows = []
+    for plane, name in enumerate(PLANE_NAMES):
+        found = [row.metrics.get(f"plane{plane}/VertexResolution", math.nan) for row in tally.rows]
+        counts = [0] * (len(_NEAR) + 1)
+        for distance in found:
+            if not math.isnan(distance):
+                counts[bisect.bisect(_NEAR, distance)] += 1
+        rows.append([tag("b", name), *(_share(count, sum(counts), "right") for count in counts)])
+    ends = [f"{low} to {high}" for low, high in itertools.pairwise((0, *_NEAR))]
+    heads = ["distance, in units of the file", *ends, f"{_NEAR[-1]} and more"]
+    return html(table(heads, rows, range(1, len(heads))), tag("p", _DISTANCES))
+
+
+def _shares(table_of_counts: Sequence[Sequence[int]], names: Sequence[str]) -> list[list[Html]]:
+    """Return the cells of a confusion table, ``[true class][predicted class]``."""
+    return [
+        [
+            tag("b", names[true]),
+            *(
+                _share(count, sum(counts), "right" if true == predicted else "wrong")
+                for predicted, count in enumerate(counts)
+            ),
+        ]
+        for true, counts in enumerate(table_of_counts)
+    ]
+
+
+def _share(count: int, total: int, kind: str) -> Html:
+    share = count / total if total else math.nan
+    depth = 0 if math.isnan(share) else round(100 * share)
+    text = f"{_percent(share)} of {total:,}"
+    return tag("span", text, class_=f"cell {kind}", style=f"--depth:{depth}%")
+
+
+def _confusion(tally: Tally) -> Html:
     total = tally.confusion.sum(dim=0)
-    for true, counts in enumerate(total.tolist()):
-        cells: list[Html] = [tag("b", CLASS_NAMES[true])]
-        for predicted, count in enumerate(counts):
-            share = count / sum(counts) if sum(counts) else math.nan
-            kind = "right" if true == predicted else "wrong"
-            depth = 0 if math.isnan(share) else round(100 * share)
-            text = f"{_percent(share)} of {sum(counts):,}"
-            cells.append(tag("span", text, class_=f"cell {kind}", style=f"--depth:{depth}%"))
-        rows.append(cells)
+    rows = _shares(total.tolist(), CLASS_NAMES)
     right = zip(total.diagonal().tolist(), total.sum(0).tolist(), strict=True)
     purities = [f"{_percent(n / of if of else math.nan)} of {of:,}" for n, of in right]
     heads = ["true class", *(f"taken for {name}" for name in CLASS_NAMES)]
-    rows.append([tag("b", "purity"), *purities])
+    rows.append([tag("b", "purity"), *map(tag, ["span"] * CLASSES, purities)])
     return html(table(heads, rows, (1, 2, 3)), tag("p", _CONFUSION))
 
 
@@ -209,13 +284,15 @@ def _event_table(rows: Sequence[Row]) -> Html:
     names = [f"Average/{name}" for name in ("mIoU", "Cosmic_IoU", "Neutrino_IoU")]
     names += [f"charge/Average/{name}" for name in CHARGE_NAMES[-2:]]
     keys = {name: _TARGETS[name.rpartition("/")[2]][0] for name in names}
-    cells = []
+    cells, has_class = [], any(row.whole.scores for row in rows)
     for row in rows:
         values = [_percent(row.metrics.get(key, math.nan)) for key in keys]
         nu = row.neutrino
         truth = f"{nu.flavour} {nu.current}, {nu.energy:.2f} GeV" if nu else ""
-        cells.append([row.entry, " / ".join(map(str, row.event_id)), *values, truth])
+        taken = row.whole.names()[1:] if has_class else ()
+        cells.append([row.entry, " / ".join(map(str, row.event_id)), *values, truth, *taken])
     heads = ["entry", "run / subrun / event", *keys.values(), "neutrino"]
+    heads += ["taken for"] * has_class
     return table(heads, cells, (0, *range(2, 2 + len(keys))))
 
 
@@ -228,6 +305,10 @@ def _file(name: str) -> Html:
 def _plain(value: object) -> Html:
     text = f"{value:.3g}" if isinstance(value, float) else str(value)
     return tag("code", "none" if value is None else text)
+
+
+def _is_share(key: str) -> bool:
+    return not key.startswith("loss") and not key.endswith("VertexResolution")
 
 
 def _percent(value: float) -> str:
