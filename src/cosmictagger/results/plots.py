@@ -72,12 +72,12 @@ def draw_display(event: EventRecord) -> Figure:
     if taken:
         share = max(event.whole.scores or ())
         words = f"{true + ', ' if true else ''}taken for {taken} ({100 * share:.0f} %)"
-        figure.text(0.5, 0.95, words, ha="center", fontsize=11)
+        figure.text(0.5, 0.961, words, ha="center", va="center", fontsize=11)
     run, subrun, number = event.event_id
     title = f"Run {run}, subrun {subrun}, event {number} (entry {event.entry})"
     names = {"mIoU": "mIoU", "Cosmic_IoU": "cosmic IoU", "Neutrino_IoU": "neutrino IoU"}
     title = "     ".join([title, *_scores(event, "Average", names)])
-    figure.suptitle(title, fontsize=15, fontweight="bold", y=0.985)
+    figure.suptitle(title, fontsize=15, fontweight="bold", y=0.993 if taken else 0.985)
     _legend(figure, event, top)
     return figure
 
@@ -296,8 +296,8 @@ _LINES = {
     "learning_rate": ("", "#0072B2"),
 }
 _PANELS = {"loss": ["loss"], "intersection over union": [key for key in _LINES if "IoU" in key]}
-_PANELS["right share of events"] = ["Average/EventLabel", "Average/VertexDetection"]
-_PANELS["vertex off, units of the file"] = ["Average/VertexResolution"]
+_PANELS["share of events that are right"] = ["Average/EventLabel", "Average/VertexDetection"]
+_PANELS["distance of the vertex [units of the file]"] = ["Average/VertexResolution"]
 _PANELS["learning rate"] = ["learning_rate"]
 _SMOOTHING = 0.05  # of the steps: the width of the running mean
 
