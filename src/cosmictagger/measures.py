@@ -403,7 +403,7 @@ def of_heads(
         apart = (vertices(boxes) - vertex).numpy() * size
         planes = np.stack([right.numpy(), np.hypot(apart[..., 0], apart[..., 1])], axis=2)
         planes[~known.numpy()] = np.nan
-        columns.append(planes.reshape(len(label), -1))
+        columns.append(planes.reshape(len(label), 2 * len(boxes)))
     return np.concatenate(columns, axis=1)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from abele.report.page import document
 from abele.report.page.markup import Html, facts, html, section, table, tag
 from cosmictagger.data.truth import EVENT_CLASSES
-from cosmictagger.measures import CHARGE_NAMES, CLASSES, NAMES, PLANES
+from cosmictagger.measures import CHARGE_NAMES, NAMES, PLANES
 from cosmictagger.results.plots import CLASS_NAMES, PLANE_NAMES, Curves
 from cosmictagger.results.tally import Mean, Row, Tally, mean_of, rank
 
@@ -252,11 +252,11 @@ def _share(count: int, total: int, kind: str) -> Html:
 
 def _confusion(tally: Tally) -> Html:
     total = tally.confusion.sum(dim=0)
-    rows = _shares(total.tolist(), CLASS_NAMES)
+    rows: list[Sequence[Html | str]] = [*_shares(total.tolist(), CLASS_NAMES)]
     right = zip(total.diagonal().tolist(), total.sum(0).tolist(), strict=True)
     purities = [f"{_percent(n / of if of else math.nan)} of {of:,}" for n, of in right]
     heads = ["true class", *(f"taken for {name}" for name in CLASS_NAMES)]
-    rows.append([tag("b", "purity"), *map(tag, ["span"] * CLASSES, purities)])
+    rows.append([tag("b", "purity"), *purities])
     return html(table(heads, rows, (1, 2, 3)), tag("p", _CONFUSION))
 
 
