@@ -5,13 +5,13 @@ import inspect
 import re
 import textwrap
 from collections.abc import Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from cosmictagger.config.composing import GROUPS, PRESETS
-from cosmictagger.config.keys import DATA, MODES, Optimizer, Run, Torch
+from cosmictagger.config.keys import DATA, MODES, LearningRates, Optimizer, Run, Torch
 from cosmictagger.config.network import Network
 
 _WIDTH, _COLUMN = 100, 38
@@ -23,7 +23,8 @@ neutrino. The device is an option; network, loss and loop are the same on all of
   cosmictagger run.id=first                                once more: goes on where it stopped
   cosmictagger run.id=first mode=inference                 labels events it has not seen; a report
   cosmictagger run.id=ipu run.compute_mode=IPU             the same through poptorch
-  cosmictagger run.id=real data=real data.data_directory=DIR data.file=F data.aux_file=G
+  cosmictagger run.id=real data.paths.train=F data.paths.val=G run.epochs=25
+  cosmictagger run.id=real data.paths.test=H mode=inference
   cosmictagger --config-name a21 data=real run.id=big ...  a published preset
   cosmictagger generate --events 100 --output events.h5    a file of built-in events
   cosmictagger compile run.id=x run.compute_mode=RDU       compiles without training
@@ -49,6 +50,7 @@ def help_text() -> str:
     sections: list[tuple[str, str, Any]] = [("run.", "", Run)]
     sections += [("mode.", f" (mode={name})", kind) for name, kind in MODES.items()]
     sections.append(("mode.optimizer.", "", Optimizer))
+    sections.append(("mode.optimizer.lr_schedule.", "", LearningRates))
     sections += [("data.", f" (data={name})", kind) for name, kind in DATA.items()]
     sections += [("framework.", "", Torch), ("network.", "", Network)]
     keys = "\n".join(_section(*section) for section in sections)
@@ -62,7 +64,7 @@ def _section(prefix: str, location: str, kind: Any) -> str:
         help_text = descriptions.get(each.name, "")
         if (
             not help_text
-            or each.name == "optimizer"
+            or is_dataclass(each.default_factory)  # has a section of its own
             or help_text.startswith(("set by", "kept for"))
         ):
             continue

@@ -11,7 +11,7 @@ import pytest
 from cosmictagger import launch
 from cosmictagger.cli import main
 from cosmictagger.config.composing import GROUPS, PRESETS
-from cosmictagger.config.keys import DATA, MODES, Run, Torch
+from cosmictagger.config.keys import DATA, MODES, LearningRates, Optimizer, Run, Torch
 from cosmictagger.errors import ConfigError
 from helpers.cosmic_small import record
 
@@ -23,8 +23,9 @@ def test_help_teaches(capsys):
         assert word in text
     for name in GROUPS["network"]:
         assert name in text
-    for kind in (Run, Torch, *MODES.values(), *DATA.values()):
-        for key in set(kind.__dataclass_fields__) - {"name", "optimizer", "synthetic"}:
+    for kind in (Run, Torch, Optimizer, LearningRates, *MODES.values(), *DATA.values()):
+        sections = {"optimizer", "lr_schedule"}
+        for key in set(kind.__dataclass_fields__) - {"name", "synthetic", *sections}:
             assert re.search(rf"^    {key}=", text, re.MULTILINE), key
     assert all(len(line) <= 100 for line in text.splitlines())
 

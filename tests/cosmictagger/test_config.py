@@ -2,14 +2,17 @@
 
 import copy
 import math
+import os
 import re
+from pathlib import Path
 
 import pytest
 import torch
 
+from cosmictagger import instances, sources
 from cosmictagger.commands import attributes
 from cosmictagger.config.checks import dump, look_up, settle
-from cosmictagger.config.composing import PRESETS, composed
+from cosmictagger.config.composing import PRESETS, RENAMED, composed, leaves
 from cosmictagger.config.keys import (
     DATA,
     MODES,
@@ -22,6 +25,7 @@ from cosmictagger.config.keys import (
     OptimizerKind,
     Precision,
     Run,
+    ScheduleKind,
     Torch,
 )
 from cosmictagger.config.network import BlockStyle, Connection, Network
@@ -259,3 +263,143 @@ def test_groups_take_one_of_their_choices(group):
 def test_keys_that_take_something_else(text, match):
     with pytest.raises(ConfigError, match=re.escape(match)):
         asked(text)
+
+
+# -- version 2.1 of the original -------------------------------------------------------------
+
+
+def noted(*overrides, preset="config"):
+    """The configuration of a command line of version 2.1, and what was said of it."""
+    config, notes = settled(*overrides, preset=preset)
+    return config, [note for note in notes if "is read as" in note]
+
+
+def test_keys_of_2_1_are_understood_and_each_is_told_its_name():
+    config, notes = noted(
+        "run.run_length=25", "run.val_iteration=10", "data.paths.train=train.h5",
+        "data.paths.val=/v/val.h5", "data.paths.test=/t/test.h5", "run.compute_mode=CPU",
+        "data.paths.active=[train,val]", "+lr_schedule@mode.optimizer.lr_schedule=one_cycle",
+        "mode.optimizer.lr_schedule.peak_learning_rate=0.003", "mode.optimizer.name=6",
+        "mode.optimizer.weight_decay=1e-6", "data.seed=-1", "data.random_mode=0",
+        "mode.optimizer.lr_schedule.decay_epochs=5",
+    )  # fmt: skip
+    rates = config.mode.optimizer.lr_schedule
+    assert (config.run.epochs, config.run.iterations, config.run.aux_iterations) == (25, None, 10)
+    assert config.data.name is DataKind.real
+    assert (config.data.file, config.data.aux_file) == (os.path.abspath("train.h5"), "/v/val.h5")
+    assert (config.mode.optimizer.learning_rate, rates.name) == (0.003, ScheduleKind.one_cycle)
+    assert config.mode.optimizer.name is OptimizerKind.lamb
+    assert notes == [
+        "run.run_length=25 is read as run.epochs=25.",
+        "run.val_iteration=10 is read as run.aux_iterations=10.",
+        f"data.paths.train=train.h5 is read as data.file={os.path.abspath('train.h5')}.",
+        "data.paths.val=/v/val.h5 is read as data.aux_file=/v/val.h5.",
+        "+lr_schedule@mode.optimizer.lr_schedule=one_cycle is read as "
+        "mode.optimizer.lr_schedule.name=one_cycle.",
+        "mode.optimizer.lr_schedule.peak_learning_rate=0.003 is read as "
+        "mode.optimizer.learning_rate=0.003.",
+    ]
+
+
+def test_what_needs_no_other_name_is_not_spoken_of():
+    assert settled("run.iterations=5", "data=real", "data.file=x.h5", "data.aux_file=")[1] == []
+
+
+@pytest.mark.parametrize("units", ["iteration", "1"])
+def test_a_length_in_iterations(units):
+    config, notes = noted("run.run_length=7", f"run.run_units={units}")
+    assert (config.run.epochs, config.run.iterations) == (None, 7)
+    assert notes == ["run.run_length=7 is read as run.iterations=7."]
+
+
+def test_files_by_mode():
+    paths = ("data.paths.train=/a.h5", "data.paths.val=/b.h5", "data.paths.test=/c.h5")
+    assert noted("mode=inference", *paths)[0].data.file == "/c.h5"
+    assert noted("mode=iotest", *paths)[0].data.file == "/a.h5"
+    config, notes = settled("data.paths.train=/a.h5")
+    assert (config.data.file, config.data.aux_file) == ("/a.h5", "")
+    assert "There is no validation: name events for it with data.paths.val=FILE." in notes
+    both = settled("data.data_directory=/d", "data.file=t.h5", "data.paths.val=/b.h5")[0].data
+    assert (both.data_directory, both.file, both.aux_file) == ("/d", "t.h5", "/b.h5")
+
+
+def test_cuda_is_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    config, notes = noted("run.compute_mode=CUDA")
+    assert config.run.compute_mode is ComputeMode.GPU
+    assert notes == ["run.compute_mode=CUDA is read as run.compute_mode=GPU."]
+
+
+def test_epochs_take_the_place_of_iterations():
+    assert settled("run.epochs=2", preset="uresnet2")[0].run.iterations is None
+    assert settled("run.iterations=2", preset="uresnet2")[0].run.iterations == 2
+    with pytest.raises(ConfigError, match="run.iterations=5 and run.epochs=2 were asked for"):
+        settled("run.iterations=5", "run.epochs=2")
+    for mode in ("inference", "iotest"):
+        config, notes = settled("run.epochs=2", f"mode={mode}")
+        assert config.run.iterations == (None if mode == "inference" else 500)
+        assert notes == ["run.epochs has no effect: only mode=train counts epochs."]
+
+
+def test_the_size_of_synthetic_images():
+    for version, rows in ((1, 1280), (2, 1408)):
+        config = settled("data=synthetic", f"data.version={version}", "run.minibatch_size=1")[0]
+        with sources.training(config, 1, instances.alone()) as events:
+            assert events.stored_size == (rows, 2048)
+    assert settled("data=real", "data.version=2")[1] == [
+        "data.version has no effect: the images of a file have their size."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "match"),
+    [
+        (["network=segformer"], "network=segformer was .* transformer, .* such as network=uresnet"),
+        (["network=cvt"], "network=cvt was .* transformer"),
+        (["mode.optimizer.name=lars"], "name=lars was .* the nearest one is lamb"),
+        (["mode.optimizer.name=7"], "name=7 was .* the nearest one is lamb"),
+        (["mode.optimizer.name=novograd"], "name=novograd was .* the nearest one is lamb"),
+        (["run.run_units=iteration"], "run_units=iteration .* run.epochs=N and run.iterations=N"),
+        (["run.run_length=3", "run.run_units=steps"], "run_units=steps .* epoch or iteration"),
+        (["run.run_length=many"], "run.run_length=many was asked for, but run.epochs takes"),
+        (["run.epochs=0"], "run.epochs=0 was asked for; the least is 1"),
+        (["data.paths.val=/v.h5"], "mode=train reads data.paths.train, .* Add data.paths.train"),
+        (
+            ["mode=inference", "data.paths.train=/t.h5"],
+            "mode=inference reads data.paths.test, .* Add data.paths.test=FILE",
+        ),
+        (["data.paths.tain=/t.h5"], "no key data.paths.tain. Did you mean data.paths.train"),
+        (["data=generated", "data.paths.train=/t.h5"], "paths.train=/t.h5 .* no key data.file"),
+        (["data.version=3"], "data.version=3 was asked for; there are 1 and 2"),
+        (["data.random_mode=2"], r"=2 was .* random_blocks \(0\), serial_access \(1\)"),
+        (["run.compute_mode=DPCPP"], r"DPCPP was asked for, .*: CPU \(0\)"),
+    ],
+)
+def test_mistakes_and_what_is_not_available_of_2_1(overrides, match):
+    with pytest.raises(ConfigError, match=match):
+        settled(*overrides)
+
+
+@pytest.mark.parametrize("preset", ["segformer", "cvt"])
+def test_presets_that_are_not_available(preset):
+    with pytest.raises(ConfigError, match=f"--config-name={preset} was asked for, .* transformer"):
+        configured(preset=preset)
+
+
+_OF_NO_INTEREST = {  # set by groups, or without effect
+    "mode.name", "data.name", "data.synthetic", "framework.name", "network.name",
+    "network.data_format", "run.horovod_num_groups", "framework.distributed_mode",
+}  # fmt: skip
+
+
+def test_the_page_has_every_key():
+    page = (Path(__file__).parents[2] / "docs" / "cosmictagger.md").read_text()
+    for mode in MODES:
+        for data in DATA:
+            for key in set(leaves(configured(f"mode={mode}", f"data={data}"))) - _OF_NO_INTEREST:
+                assert f"`{key}`" in page, key
+    for old, new in RENAMED.items():
+        row = rf"^\| .*`{re.escape(old)}`.* \| .*`{re.escape(new.split(',')[0])}"
+        assert re.search(row, page, re.MULTILINE), old
+    for name in PRESETS:
+        assert f"`{name}`" in page

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosmictagger import checkpoints, cli
+from cosmictagger import checkpoints, cli, measures
 from helpers.cosmic_small import column, given, record
 from helpers.instances import Ended, results, started
 
@@ -90,3 +90,27 @@ def test_processes_share_a_run_in_cpu_mode(share, run):
     assert_same_training(shared, alone)
     assert column(shared, "Average/mIoU") == column(alone, "Average/mIoU")
     assert "DistributedDataParallel (gloo) in 2 processes" in record(shared)["proof"]["backend"]
+
+
+def test_an_epoch_of_two_processes(share, run):
+    """One process goes on with the next epoch.
+
+    Seven events make four steps of two images. Two processes validate on the three events in two
+    batches, the last of which is empty for one of them, and one process in three.
+    """
+    plain = ("run.compute_mode=CPU", *PLAIN)
+    ended, shared = share(
+        2, *plain, "run.epochs=1", "run.distributed=True", "run.minibatch_size=2", name="shared"
+    )
+    assert [one.status for one in ended] == [0, 0], ended[0].err
+    micro = ("run.minibatch_size=1", "mode.optimizer.gradient_accumulation=2")
+    status, alone = run(*plain, *micro, "run.epochs=1", name="alone")
+    assert status == 0
+    assert_same_training(shared, alone)
+    assert column(shared, "step", "test") == column(alone, "step", "test") == ["4"]
+    names = [name for name in measures.KEYS if "Average" in name]
+    for name in names:
+        assert column(shared, name, "test") == column(alone, name, "test")
+    assert run(*plain, *micro, "run.epochs=2", name="shared")[0] == 0
+    assert column(shared, "step", "test") == ["4", "7"]
+    assert content(shared)["images"] == 14

@@ -235,7 +235,7 @@ def _renamed(
 def _without_files(
     given: Mapping[str, str], mode: str, notes: list[str]
 ) -> list[tuple[str, str, str]]:
-    """Return the overrides for files that ``data.paths`` does not name; raise for that of a mode."""
+    """Return the overrides for files that ``data.paths`` leaves out; raise if it is the first."""
     if not any(_PATHS + name in given for name in _FILES):
         return []
     if _PATHS + "active" in given:
