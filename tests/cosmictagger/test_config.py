@@ -275,11 +275,12 @@ def noted(*overrides, preset="config"):
 
 
 def test_keys_of_2_1_are_understood_and_each_is_told_its_name():
+    cycle = "+lr_schedule@mode.optimizer.lr_schedule=one_cycle"
+    peak = "mode.optimizer.lr_schedule.peak_learning_rate=0.003"
     config, notes = noted(
         "run.run_length=25", "run.val_iteration=10", "data.paths.train=train.h5",
         "data.paths.val=/v/val.h5", "data.paths.test=/t/test.h5", "run.compute_mode=CPU",
-        "data.paths.active=[train,val]", "+lr_schedule@mode.optimizer.lr_schedule=one_cycle",
-        "mode.optimizer.lr_schedule.peak_learning_rate=0.003", "mode.optimizer.name=6",
+        "data.paths.active=[train,val]", cycle, peak, "mode.optimizer.name=6",
         "mode.optimizer.weight_decay=1e-6", "data.seed=-1", "data.random_mode=0",
         "mode.optimizer.lr_schedule.decay_epochs=5",
     )  # fmt: skip
@@ -294,10 +295,8 @@ def test_keys_of_2_1_are_understood_and_each_is_told_its_name():
         "run.val_iteration=10 is read as run.aux_iterations=10.",
         f"data.paths.train=train.h5 is read as data.file={os.path.abspath('train.h5')}.",
         "data.paths.val=/v/val.h5 is read as data.aux_file=/v/val.h5.",
-        "+lr_schedule@mode.optimizer.lr_schedule=one_cycle is read as "
-        "mode.optimizer.lr_schedule.name=one_cycle.",
-        "mode.optimizer.lr_schedule.peak_learning_rate=0.003 is read as "
-        "mode.optimizer.learning_rate=0.003.",
+        f"{cycle} is read as mode.optimizer.lr_schedule.name=one_cycle.",
+        f"{peak} is read as mode.optimizer.learning_rate=0.003.",
     ]
 
 
@@ -333,7 +332,7 @@ def test_cuda_is_gpu(monkeypatch):
 def test_epochs_take_the_place_of_iterations():
     assert settled("run.epochs=2", preset="uresnet2")[0].run.iterations is None
     assert settled("run.iterations=2", preset="uresnet2")[0].run.iterations == 2
-    with pytest.raises(ConfigError, match="run.iterations=5 and run.epochs=2 were asked for"):
+    with pytest.raises(ConfigError, match=r"run.iterations=5 and run.epochs=2 were asked for"):
         settled("run.iterations=5", "run.epochs=2")
     for mode in ("inference", "iotest"):
         config, notes = settled("run.epochs=2", f"mode={mode}")

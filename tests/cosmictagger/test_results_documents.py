@@ -26,7 +26,6 @@ UNSAID = {
     "framework.distributed_mode",
     "framework.environment_variables",
     "network.data_format",
-    "mode.optimizer",
 }
 SECTIONS = {
     "run": (Run,),
@@ -42,11 +41,14 @@ def test_every_key_is_named(section):
     for kind in SECTIONS[section]:
         for field in dataclasses.fields(kind):
             key = f"{section}.{field.name}"
+            if dataclasses.is_dataclass(field.default_factory):
+                continue  # test_config looks at the keys of sections
             assert {key, field.name} & UNSAID or f"`{key}`" in PAGE, f"{key} is not in the guide"
 
 
 def test_defaults_are_those_of_the_program():
-    rows = re.findall(r"^\| (`[^|]*`) \| ([^|]*) \|", PAGE, re.M)
+    configuration, _, _ = PAGE.partition("## Which version is followed")
+    rows = re.findall(r"^\| (`[^|]*`) \| ([^|]*) \|", configuration, re.M)
     checked = 0
     for keys, defaults in rows:
         names = re.findall(r"`([a-z]+)\.(\w+)`", keys)

@@ -70,16 +70,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "polaris": {"groups": {"data": "real", "network": "polaris"}, "data": {"downsample": 0}},
     "SCC_21": {"groups": {"data": "real", "network": "scc21"}, "data": {"downsample": 0}},
     "uresnet2": {
-        "groups": {"data": "real", "network": "uresnet"},
+        "groups": {"data": "real", "network": "uresnet2"},
         "data": {"downsample": 1},
-        "network": {
-            "name": "uresnet2",
-            "n_initial_filters": 64,
-            "blocks_deepest_layer": 3,
-            "blocks_final": 3,
-            "depth": 5,
-            "filter_size_deepest": 3,
-        },
         "run": {"iterations": 20000},
     },
     "sn-at": {
