@@ -329,7 +329,12 @@ class TestOptimizers:
             backend.load_state_dict(there.state_dict())
             assert trained(there, 3, first=first) == trained(backend, 3, first=first)
             backend.proof()  # where the device counts updates, it has counted these
-            backend.close()
+            again = made(backend.settings.mode.name, tmp_path, optimizer=optimizer)
+            again.load_state_dict(backend.state_dict())
+            assert trained(again, 3, first=30) == trained(backend, 3, first=30)
+            again.proof()
+            for each in (backend, again):
+                each.close()
 
     @pytest.mark.parametrize("kind", OptimizerKind, ids=lambda kind: kind.name)
     def test_weights_decay(self, kind):

@@ -85,11 +85,9 @@ def test_a_run_that_goes_on_with_larger_batches_goes_on_with_its_schedule(kind):
     small, large = made(kind), made(kind, images=20, surplus=-300)
     assert large.images(30) == small.images(30) == 300
     for step in range(30, 55):
-        at = large.images(step) / 100
-        if kind == "default":
-            assert large(step) == small(10 * round(at, 1))
-        elif at < 6:  # the decay of these is by steps
-            assert large(step) == pytest.approx(small(round(10 * at)), rel=0.02)
+        at = large.images(step) // 10
+        if kind == "default" or at < 60:  # the decay of the others is by steps
+            assert large(step) == pytest.approx(small(at), rel=1e-9)
     assert large.end() is None or large.end() == 55
     assert large.step_of(8) == 55
 

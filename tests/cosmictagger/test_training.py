@@ -339,6 +339,22 @@ def test_going_on_with_other_data_has_to_be_asked_for(run, capsys, tmp_path):
     assert "loader starts at its first batch" in (new / "process.log").read_text()
 
 
+def test_going_on_with_another_optimizer_has_to_be_asked_for(run, capsys):
+    _, out = run("run.iterations=2")
+    sgd = ("run.iterations=1", "mode.optimizer.name=sgd")
+    assert run(*sgd)[0] == 1
+    said = "trained with adam, this run asks for mode.optimizer.name=sgd. Use the same, or name"
+    assert said in capsys.readouterr().err
+    status, new = run(*sgd, f"mode.weights_location={out}", name="new")
+    assert status == 0
+    assert (
+        f"The optimizer begins anew. The checkpoint was {said}" in (new / "process.log").read_text()
+    )
+    saved = checkpoints.load(checkpoints.locate(new))
+    assert (saved["global_step"], list(saved["optimizer"])) == (3, ["sgd"])
+    assert run(*sgd, name="new")[0] == 0
+
+
 def test_validation_keeps_no_graph_and_changes_no_weights(run, monkeypatch):
     seen = []
     evaluate = PlainBackend.evaluate_step

@@ -349,7 +349,8 @@ class Backend(abc.ABC):
         if state and settings.name.name not in state:
             raise BackendError(
                 f"The checkpoint was trained with {next(iter(state))}, this run asks for "
-                f"mode.optimizer.name={settings.name.name}. Use the same, or load weights only."
+                f"mode.optimizer.name={settings.name.name}. Use the same, or name the checkpoint "
+                "with mode.weights_location to go on with its weights alone."
             )
         if state:
             self._load_optimizer_state(state[settings.name.name])

@@ -242,7 +242,13 @@ class Training:
             logger.info("No checkpoint: training starts from random weights.")
             return
         checkpoints.check_fits(content["state_dict"], self.backend.network, content["path"])
-        self.backend.load_state_dict(content)
+        try:
+            self.backend.load_state_dict(content)
+        except BackendError as error:
+            # Weights that were named on purpose may go on with another optimizer.
+            if not self.mode.weights_location:
+                raise
+            warn_once(f"The optimizer begins anew. {error}")
         self.step = self._saved = int(content["global_step"])
         usual = self.step * self.images
         surplus = int(content.get("images", usual)) - usual
