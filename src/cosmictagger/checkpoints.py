@@ -147,6 +147,9 @@ def network_weights(content: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return dict(weights)
 
 
+_HEADS = ("classifier", "bottleneck_classifer", "vertex_", "bottleneck_vertex")
+
+
 def check_fits(
     weights: Mapping[str, torch.Tensor], network: torch.nn.Module, path: Path | str
 ) -> None:
@@ -165,9 +168,16 @@ def check_fits(
         if names
     ]
     if faults:
+        heads = [
+            f" The checkpoint {verb} heads; see network.classification.active and "
+            "network.vertex.active."
+            for verb, names in (("lacks", missing), ("has", unknown))
+            if any(name.startswith(_HEADS) for name in names)
+        ]
         raise CheckpointError(
             f"The checkpoint {path} is of another network: of {len(tensors)} tensors, "
             f"{'; '.join(faults)}. Use the network= and network.* settings it was trained with."
+            f"{heads[0] if heads else ''}"
         )
 
 
