@@ -305,7 +305,7 @@ EVENT_LABELS = 4  # electron neutrino, muon neutrino, neutral current, cosmic ra
 
 Planes = tuple[Tensor, ...]
 Seen = list[Planes] | None
-"""What each level gave, the smallest first, for the heads; None where there are none."""
+"""Results of the levels for the heads, the smallest size first; None without heads."""
 
 
 class BlockSeries(nn.Module):

@@ -169,7 +169,7 @@ def test_the_focal_factor_of_detection_is_in_its_gradient():
     wanted = 0.1 * (-2 * score * (1 - score).log() + score**2 / (1 - score))
     torch.testing.assert_close(outputs[-1].grad[:, 0], wanted)
     assert not outputs[-1].grad[:, 1:].any()
-    assert float(place) == 0
+    assert place.item() == 0
 
 
 def test_scores_that_are_certain_give_finite_losses():

@@ -19,7 +19,7 @@ from cosmictagger.measures import NO_NEUTRINO, Loss, parted, total
 
 Logits = tuple[torch.Tensor, ...]
 Targets = tuple[torch.Tensor, ...]
-"""What a loss compares with: labels of pixels, then with heads the event's and the vertex."""
+"""Labels of pixels, then with heads the events' labels and the vertices."""
 
 EAGER = "eager"  # the target of what no compiler has seen
 
@@ -68,7 +68,7 @@ class StepResult:
 
 @dataclasses.dataclass(frozen=True)
 class Computed:
-    """What a device gave for one batch, before it is taken apart.
+    """Outputs and loss of one batch on a device, before the outputs are taken apart.
 
     Attributes:
         outputs: of the network, on the host.

@@ -38,7 +38,7 @@ class Norm(enum.Enum):
 
 
 class BlockStyle(enum.Enum):
-    """What a block is: one convolution, a residual pair, or a ConvNeXt block of three."""
+    """The kind of all blocks: one convolution, a residual pair, or a ConvNeXt block of three."""
 
     none = 0
     residual = 1
