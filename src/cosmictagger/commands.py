@@ -12,7 +12,7 @@ from typing import Any
 
 from cosmictagger.config.composing import GROUPS, PRESETS
 from cosmictagger.config.keys import DATA, MODES, LearningRates, Optimizer, Run, Torch
-from cosmictagger.config.network import Network
+from cosmictagger.config.network import EventLabel, Network, Vertex
 
 _WIDTH, _COLUMN = 100, 38
 _HEAD = """\
@@ -53,6 +53,7 @@ def help_text() -> str:
     sections.append(("mode.optimizer.lr_schedule.", "", LearningRates))
     sections += [("data.", f" (data={name})", kind) for name, kind in DATA.items()]
     sections += [("framework.", "", Torch), ("network.", "", Network)]
+    sections += [("network.classification.", "", EventLabel), ("network.vertex.", "", Vertex)]
     keys = "\n".join(_section(*section) for section in sections)
     return f"{_HEAD}\n{_GROUPS}\nKeys, as KEY=VALUE; names of choices or their numbers\n{keys}"
 

@@ -2,44 +2,22 @@
 
 import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
+import poptorch
 from cosmictagger import checkpoints, models
-from cosmictagger.backends import Settings, create
-from cosmictagger.config.keys import ComputeMode, Optimizer, Precision
-from cosmictagger.config.network import Network
+from cosmictagger.config.keys import Optimizer, Precision
 from cosmictagger.errors import BackendError, CheckpointError
 from cosmictagger.measures import Loss, parted
+from helpers import cosmic_heads, instances
+from helpers.cosmic_heads import BOTH, EVENT, SIZE, VERTEX, built, events, made, network, steps
 from helpers.cosmic_small import batch_of
 
-SIZE = (8, 16)
-EVENT = {"active": True, "n_filters": 4, "n_layers": 1}
-VERTEX = {"active": True, "n_filters": 4, "n_layers": 1, "depth": 1}
-BOTH = {"classification": EVENT, "vertex": VERTEX}
 HEADS = [BOTH, {"classification": EVENT}, {"vertex": VERTEX}]
 IDS = ["both", "event label", "vertex"]
-
-
-def network(**changes):
-    small = {"n_initial_filters": 4, "depth": 1, "bottleneck_deepest": 4, "blocks_per_layer": 0}
-    small |= {"blocks_deepest_layer": 1, "blocks_final": 0, "block_style": "none"}
-    return Network(**{**small, **changes})
-
-
-def built(**changes):
-    torch.manual_seed(3)
-    return models.build(network(**changes), SIZE)
-
-
-def events(rows, seed=0):
-    """Random events; the last one has no neutrino."""
-    random = torch.Generator().manual_seed(seed)
-    labels = torch.randint(0, 3, (rows,), generator=random)
-    labels[-1] = 3
-    vertex = torch.rand(rows, 3, 2, generator=random)
-    return dataclasses.replace(batch_of(rows, seed, SIZE), event_label=labels, vertex=vertex)
 
 
 def outputs_of(rows, boxes=(4, 8), seed=0):
@@ -202,20 +180,6 @@ def test_gradients_flow_into_the_network_unless_detached(head, detach):
     assert (module.initial_convolution.conv.weight.grad is not None) is not detach
 
 
-def made(mode, folder, heads=BOTH, loss="focal", **changes):
-    config = network(**heads)
-    settings = {"micro_batch": 2, "optimizer": Optimizer(), "folder": str(folder)}
-    return create(
-        built(**heads),
-        Loss(loss, config),
-        Settings(mode=ComputeMode[mode], **{**settings, **changes}),
-    )
-
-
-def steps(backend, rows=2, count=2):
-    return [backend.train_step(events(rows, seed), 1e-2) for seed in range(count)]
-
-
 def same(results, wanted, **tolerance):
     for result, other in zip(results, wanted, strict=True):
         assert list(result.parts) == list(other.parts)
@@ -272,6 +236,48 @@ def test_accumulated_and_replicated_steps(tmp_path):
     assert wanted[0].event_label.shape == (4, 4)
     for backend in (device, replicas):
         backend.close()
+
+
+def test_processes_train_the_heads_together(tmp_path):
+    """Two processes with two micro-batches are one process with four."""
+    more = {"micro_batch": 1, "optimizer": Optimizer(gradient_accumulation=4)}
+    plain = made("CPU", tmp_path, cosmic_heads.WITHOUT_NORM, **more)
+    wanted = steps(plain, rows=4)
+    instances.run(Path(cosmic_heads.__file__), [str(tmp_path)], 2)
+    shared = torch.load(tmp_path / "shared.pt")
+    for parts, result in zip(shared["parts"], wanted, strict=True):
+        assert parts == pytest.approx([float(each) for each in result.parts.values()], rel=1e-5)
+    for name, value in plain.network.named_parameters():
+        torch.testing.assert_close(shared["weights"][name], value, rtol=1e-4, atol=1e-5)
+
+
+class AsBefore(torch.nn.Module):
+    """Network and loss of pixels alone, put together by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.network, self.loss = built(), Loss("focal")
+
+    def forward(self, image, label):
+        scores = self.network(image)
+        return (*scores, poptorch.identity_loss(self.loss(scores, label), reduction="mean"))
+
+
+def test_programs_without_heads_are_as_before(tmp_path):
+    device = made("IPU", tmp_path, {})
+    batch = batch_of(2, size=SIZE)
+    result = device.train_step(batch, 1e-2)
+    assert (result.event_label, result.vertex, result.parts) == (None, None, {})
+    module = AsBefore()
+    optimizer = poptorch.optim.Adam(module.parameters(), lr=1e-2, betas=(0.9, 0.999), eps=1e-8)
+    options = poptorch.Options().outputMode(poptorch.OutputMode.All)
+    step = poptorch.trainingModel(module, options, optimizer=optimizer)
+    *scores, loss = step(batch.image, batch.label)
+    assert torch.equal(loss, result.loss)
+    assert all(map(torch.equal, scores, result.logits))
+    assert step.executable_hash == device.trainer.executable_hash
+    device.close()
+    step.destroy()
 
 
 def test_heads_in_half_precision(tmp_path):

@@ -186,13 +186,14 @@ class Network:
         blocks_deepest_layer: blocks at the smallest size.
         blocks_final: blocks at full size before the scores.
         depth: how often the image is halved.
-        filter_size_deepest: edge of the kernels at the smallest size, in pixels; odd. Where
-            ``kernel_size`` is given, as in version 2.1, it becomes that.
+        filter_size_deepest: edge of the kernels at the smallest size, in pixels; odd; becomes
+            kernel_size where that is given.
         bottleneck_deepest: filters of those blocks.
         kernel_size: edge of the kernels of all blocks, in pixels, those at the smallest size
-            included; odd. None: 3, and ``filter_size_deepest`` at the smallest size.
-        block_style: what a block is.
-        residual: the older name of ``block_style``: True for residual, False for none.
+            included, as in version 2.1; odd. Not given: 3, at the smallest size
+            filter_size_deepest.
+        block_style: one convolution, a residual pair, or three as in ConvNeXt.
+        residual: the older name of block_style: True for residual, False for none.
         depthwise: the first convolution of a ConvNeXt block works on each channel by itself.
         block_concat: the planes do not meet at the smallest size (2D only).
         weight_decay: kept for its name; PyTorch runs of the original ignore it, and so do we.
