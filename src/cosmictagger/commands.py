@@ -113,7 +113,7 @@ def generate(argv: Sequence[str]) -> int:
     if path.exists() and not args.force:
         raise ConfigError(f"{path} exists already. Choose another --output, or add --force.")
     size = (args.rows, args.columns)
-    generator.generate(path, args.events, args.seed, size=size)
+    generator.generate(path, args.events, args.seed, size, args.cosmic_only)
     print(f"{path}: {args.events} events of {args.rows} x {args.columns}, seed {args.seed}")
     return 0
 
@@ -129,5 +129,7 @@ def _generate_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1, help="equal seeds give equal events (1)")
     parser.add_argument("--rows", type=int, default=1280, help="height of an image (1280)")
     parser.add_argument("--columns", type=int, default=2048, help="width of an image (2048)")
+    share = "share of events without a neutrino (0)"
+    parser.add_argument("--cosmic-only", type=float, default=0.0, help=share)
     parser.add_argument("--force", action="store_true", help="replace a file that exists")
     return parser

@@ -339,7 +339,6 @@ def _named(planes: NDArray[np.float64], keys: Sequence[str] = KEYS) -> dict[str,
 VERTEX_NAMES = ("VertexDetection", "VertexResolution")
 EVENT_KEY = "Average/EventLabel"
 VERTEX_KEYS = tuple(f"{place}/{name}" for place in PLACES for name in VERTEX_NAMES)
-_COSMIC_ONLY = 3
 
 Table = NDArray[np.float64]
 
@@ -398,7 +397,7 @@ def of_heads(
     if boxes is not None:
         label, vertex = label.cpu(), vertex.cpu()
         best, _, number = _best(boxes)
-        known = (label != _COSMIC_ONLY)[:, None] & ((vertex >= 0) & (vertex < 1)).all(2)
+        known = (label != NO_NEUTRINO)[:, None] & ((vertex >= 0) & (vertex < 1)).all(2)
         right = ((vertex * number).floor() == best).all(2)
         apart = (vertices(boxes) - vertex).numpy() * size
         planes = np.stack([right.numpy(), np.hypot(apart[..., 0], apart[..., 1])], axis=2)
