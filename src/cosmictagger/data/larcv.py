@@ -104,7 +104,7 @@ def box_group(producer: str) -> str:
 
 
 class Frame(NamedTuple):
-    """Where the images of the planes lie, in the units of a file, centimetres as a rule.
+    """Size and place of the planes' images in the units of a file, centimetres as a rule.
 
     Attributes:
         size: float64 [3, 2], height (time) and width (wires) of each plane's image.
@@ -264,7 +264,10 @@ class EventFile:
         return Frame(frames[0, :, 0, ::-1], frames[0, :, 1, ::-1])
 
     def event_scores(self, event: int) -> npt.NDArray[np.float32] | None:
-        """Read the scores of one event's classes, [4]; None if the file has none."""
+        """Read the probabilities of one event's classes, [4]; None if the file has none.
+
+        Electron neutrino, muon neutrino, neutral current, cosmic only.
+        """
         if not self.has(EVENT_SCORES):
             return None
         row = self._rows(EVENT_SCORES, SCORES, slice(event, event + 1))[0]
@@ -413,7 +416,7 @@ class Event(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What the events of a file have.
+    """The tables of a file to write, and the size of its images.
 
     Attributes:
         size: (H, W) of the images.
@@ -437,6 +440,7 @@ class EventWriter:
 
     Attributes:
         size: (H, W) of the images.
+        frame: where the images lie, or None.
     """
 
     def __init__(
@@ -446,7 +450,7 @@ class EventWriter:
         descriptor: int,
         layout: Layout,
     ) -> None:
-        self.size = layout.size
+        self.size, self.frame = layout.size, layout.frame
         self._path, self._layout = path, layout
         self._file, self._descriptor = file, descriptor
         self._meta = np.zeros(PLANES, META)

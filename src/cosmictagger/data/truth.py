@@ -1,4 +1,4 @@
-"""What is true of whole events: their class, and where the neutrino's vertex lies in each plane."""
+"""Truth of whole events: their class, and the place of the neutrino's vertex in each plane."""
 
 from collections.abc import Collection
 

@@ -18,7 +18,6 @@ from abele.storage import state_file
 from cosmictagger import measures, sources
 from cosmictagger.backends import Backend, Proof, StepResult
 from cosmictagger.data.loader import Batch, BatchStream, EventLoader
-from cosmictagger.data.truth import COSMIC_ONLY
 from cosmictagger.errors import BackendError, DataError, InstanceError
 from cosmictagger.launch import Launch
 from cosmictagger.modes.stopping import Stop
@@ -175,12 +174,12 @@ class Pass:
 
         size, downsample = self.events.image_size, self.launch.config.data.downsample
         alone = self.launch.instances.count == 1
-        network, frame = self.launch.config.network, self.events.frame
+        network = self.launch.config.network
         heads = network.classification.active, network.vertex.active
-        known = frame if any(heads) else None
-        opened = writer.predictions_writer(folder, size, known, heads)
+        frame = self.events.frame if any(heads) else None
+        opened = writer.predictions_writer(folder, size, frame, heads)
         with Stop(alone) as stop, opened as predictions:
-            collected = writer.Collector(predictions, downsample, self.mode.displays, frame)
+            collected = writer.Collector(predictions, downsample, self.mode.displays)
             self._loop(stop, collected)
         proof = self.backend.proof()
         self.timings.save(self.launch.folder / "profiles", self.launch.instances.index)
@@ -369,11 +368,9 @@ def _wholes(batch: Batch, result: StepResult) -> list[Whole]:
         found = [tuple(map(tuple, row)) for row in measures.vertices(result.vertex).tolist()]
     if batch.event_label is not None and batch.vertex is not None:
         kinds = batch.event_label.tolist()
-        known = ((batch.vertex >= 0) & (batch.vertex < 1)).all(2)
-        known &= (batch.event_label != COSMIC_ONLY)[:, None]
         places = [
-            tuple(tuple(place) if seen else None for place, seen in zip(*row, strict=True))
-            for row in zip(batch.vertex.tolist(), known.tolist(), strict=True)
+            tuple(tuple(place) if min(place) >= 0 else None for place in row)
+            for row in batch.vertex.tolist()
         ]
     return list(map(Whole, scores, found, kinds, places))
 

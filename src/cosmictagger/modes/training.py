@@ -151,12 +151,7 @@ def _all_rows(instances: Instances, rows: Tensor, size: int, missing: float) -> 
 
 
 def of_nothing(batch: Batch, names: Sequence[str]) -> StepResult:
-    """Return the empty step result of an instance without images left.
-
-    Args:
-        batch: an empty one.
-        names: of the parts of the loss.
-    """
+    """Return the step result of an instance without images left, by the names of loss parts."""
     empty = torch.zeros(0, 3, *batch.image.shape[2:])
     parts = dict.fromkeys(names if len(names) > 1 else (), torch.tensor(torch.nan))
     return StepResult(
@@ -443,17 +438,13 @@ class Training:
             assert self.aux is not None
             self.backend.share_statistics()
             losses, tables, heads, shown = [], [], [], None
-            names = self.backend.loss.names
+            names, evaluate = self.backend.loss.names, self.backend.evaluate_step
             for batch in batches:
                 if stop is not None and stop.signal is not None and self.instances.count == 1:
                     logger.info(f"The validation after step {self.step} is given up.")
                     return
                 with self.instances.together("a validation"):
-                    result = (
-                        self.backend.evaluate_step(batch)
-                        if len(batch)
-                        else of_nothing(batch, names)
-                    )
+                    result = evaluate(batch) if len(batch) else of_nothing(batch, names)
                 assert result.loss is not None  # the aux file has labels, or it is not opened
                 assert batch.label is not None
                 losses.append(

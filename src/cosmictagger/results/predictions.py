@@ -170,12 +170,7 @@ def read_scores(file: EventFile, event: int) -> NDArray[np.float32]:
     return np.ascontiguousarray(scores.swapaxes(2, 3))
 
 
-def read_event_scores(file: EventFile, event: int) -> NDArray[np.float32] | None:
-    """Read the probabilities of an event's classes, [4]; None where the network had no such head.
-
-    Electron neutrino, muon neutrino, neutral current, cosmic only.
-    """
-    return file.event_scores(event)
+read_event_scores = EventFile.event_scores
 
 
 def read_vertices(file: EventFile, event: int) -> NDArray[np.float64] | None:

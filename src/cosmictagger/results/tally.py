@@ -64,7 +64,7 @@ Places = tuple[tuple[float, float] | None, ...]
 
 @dataclass(frozen=True)
 class Whole:
-    """What heads say of a whole event, and what is true of it; None where that is not known.
+    """Predictions of heads for a whole event, and the truth; None where that is not known.
 
     Attributes:
         scores: probabilities of ``EVENT_CLASSES``.
@@ -85,12 +85,8 @@ class Whole:
 
     def names(self) -> tuple[str, str]:
         """Return the true class and what it was taken for, empty where not known."""
-        known = self.true_class if self.scores is not None else None
-        return _class_name(known), _class_name(self.taken_for)
-
-
-def _class_name(index: int | None) -> str:
-    return "" if index is None else EVENT_CLASSES[index]
+        true = "" if self.true_class is None else EVENT_CLASSES[self.true_class]
+        return (true, EVENT_CLASSES[self.taken_for]) if self.taken_for is not None else ("", "")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from abele.storage import atomic
 from cosmictagger import measures
 from cosmictagger.backends import Proof
-from cosmictagger.data.larcv import EventWriter, Frame
+from cosmictagger.data.larcv import EventWriter
 from cosmictagger.data.loader import Batch, BatchStream
 from cosmictagger.launch import Launch
 from cosmictagger.measures import CLASSES, PLANES
@@ -124,24 +124,17 @@ class Collector:
         predictions: the file that takes the scores.
         downsample: exponent k of the run.
         displays: how many events to draw.
-        frame: where the images lie.
 
     Attributes:
         confusion: int64 ``[plane, true class, predicted class]``, in pixels with charge.
         candidates: the events that may be drawn.
     """
 
-    def __init__(
-        self,
-        predictions: EventWriter,
-        downsample: int,
-        displays: int,
-        frame: Frame | None = None,
-    ) -> None:
+    def __init__(self, predictions: EventWriter, downsample: int, displays: int) -> None:
         self.confusion = torch.zeros(PLANES, CLASSES, CLASSES, dtype=torch.int64)
         self.candidates = Candidates(displays)
         self._predictions = predictions
-        self._downsample, self._frame = downsample, frame
+        self._downsample = downsample
 
     def add(self, batch: Batch, logits: Sequence[torch.Tensor], rows: Sequence[Row]) -> None:
         """Add an inference batch to the results.
@@ -155,7 +148,7 @@ class Collector:
             scores = [scores_of(plane[index]) for plane in logits]
             image = batch.image[index].detach().float().cpu().numpy()
             label = None if batch.label is None else batch.label[index].cpu()
-            known = row.event_id, self._frame, row.whole
+            known = row.event_id, self._predictions.frame, row.whole
             self._predictions.write(scored_event(image, scores, *known))
             if label is not None:
                 predicted = torch.from_numpy(np.stack([each.prediction for each in scores]))
