@@ -213,6 +213,26 @@ def test_every_mode_takes_the_steps_of_cpu_mode(mode, heads, tmp_path):
     device.close()
 
 
+def test_torch_compile_needs_no_break():
+    module = models.LossInForward(built(**BOTH), Loss("focal", network(**BOTH)))
+    batch = events(2)
+    arguments = batch.image, batch.label, batch.event_label, batch.vertex
+    wanted = module(*arguments)
+    assert len(wanted) == 3 + 1 + 3 + 4 + 1
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    for result, value in zip(compiled(*arguments), wanted, strict=True):
+        torch.testing.assert_close(result, value)
+
+
+@pytest.mark.parametrize("precision", ["mixed", "bfloat16"])
+def test_heads_in_low_precision_of_cpu_mode(tmp_path, precision):
+    wanted = steps(made("CPU", tmp_path), count=1)[0]
+    (result,) = steps(made("CPU", tmp_path, precision=Precision[precision]), count=1)
+    for name, value in wanted.parts.items():
+        assert result.parts[name].dtype == torch.float32
+        assert result.parts[name].item() == pytest.approx(value.item(), rel=0.05, abs=1e-3)
+
+
 def test_compiled_steps_with_both_heads(tmp_path, monkeypatch):
     monkeypatch.delenv("ABELE_TARGET")  # a processor's programs
     monkeypatch.setenv("ABELE_START", "wait")
