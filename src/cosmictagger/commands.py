@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cosmictagger.config.composing import GROUPS, PRESETS
-from cosmictagger.config.keys import DATA, MODES, Optimizer, Run, Torch
+from cosmictagger.config.keys import DATA, MODES, LearningRates, Optimizer, Run, Torch
 from cosmictagger.config.network import EventLabel, Network, Vertex
 
 _WIDTH, _COLUMN = 100, 38

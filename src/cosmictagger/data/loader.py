@@ -229,9 +229,10 @@ class Batch:
         label: int64 [B, 3, H, W], 0 background, 1 cosmic, 2 neutrino; None without labels.
         entries: number of each event in the file.
         event_ids: int64 [B, 3], run, subrun and event number of each event.
-        event_label: int64 [B], which neutrino, 3 for none; None unless a head needs it.
-        vertex: float32 [B, 3, 2], row and column of it in each plane, as fractions of the image;
-            None likewise.
+        event_label: int64 [B], positions in ``EVENT_CLASSES``; None where no truth is asked for.
+        vertex: float32 [B, 3, 2], row and column of the vertex in each plane, as shares of the
+            image; where it is not in the image or there is none (3, cosmic only), outside of 0 to
+            1. None likewise.
     """
 
     image: torch.Tensor
