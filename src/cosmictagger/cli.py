@@ -7,6 +7,7 @@ cosmictagger compile run.id=NAME run.compute_mode=RDU ...
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
@@ -61,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _not_installed(missing)
     except KeyboardInterrupt as error:
         print(f"cosmictagger: {error or 'stopped'}; nothing is half written.", file=sys.stderr)
+        if argv is None:  # this process ends, whose last collection takes a second
+            gc.freeze()
         return 128 + getattr(error, "signal", signal.SIGINT)
     except BrokenPipeError:  # who reads has seen enough, such as ``head``
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -14,9 +14,11 @@ import hashlib
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import tempfile
-from collections.abc import Collection, Iterable
+import threading
+from collections.abc import Collection, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -104,7 +106,7 @@ def compile_objects(compiler: str, instruction_set: str, names: Collection[str])
     """
     if not any(makings(compiler, instruction_set, names)):
         return
-    with folder_lock(cache_folder(), WAITS_S), ThreadPoolExecutor(os.cpu_count()) as pool:
+    with folder_lock(cache_folder(), WAITS_S), compiler_pool(os.cpu_count()) as pool:
         try:
             for stage in makings(compiler, instruction_set, names):
                 list(pool.map(make, stage))
@@ -189,7 +191,7 @@ def compile_with(
     def one(name: str) -> None:
         tool_output([*sources.compiling(compiler, name, flags), "-o", objects[name]])
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with compiler_pool(os.cpu_count()) as pool:
         list(pool.map(one, objects))
     return list(objects.values())
 
@@ -236,6 +238,55 @@ def _version(compiler: str) -> str:
     return tool_output([compiler, "--version"])
 
 
+_running: set[subprocess.Popen[str]] = set()
+
+
+@contextlib.contextmanager
+def compiler_pool(threads: int | None) -> Generator[ThreadPoolExecutor]:
+    """Open a pool of threads that run compilers; an interrupt ends the compilers immediately."""
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            yield pool
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            ending = threading.Thread(target=pool.shutdown)
+            ending.start()
+            while ending.is_alive():  # a thread may start its compiler only now
+                for process in list(_running):
+                    _end(process)
+                ending.join(0.05)
+            raise
+
+
+def run_compiler(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a compiler with captured output, in a process group that an interrupt ends."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=pipe,
+        stderr=pipe,
+        encoding="utf-8",
+        errors="backslashreplace",
+        process_group=0,  # a killed driver alone leaves the compiler that it has started
+    ) as process:
+        _running.add(process)
+        try:
+            output, errors = process.communicate()
+        except BaseException:
+            _end(process)
+            process.wait()  # on an interrupt, leaving the block does not
+            raise
+        finally:
+            _running.discard(process)
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGTERM)  # on which compilers delete their temporary files
+
+
 def tool_output(command: list[str]) -> str:
     """Return the standard output of a compiler command.
 
@@ -243,9 +294,7 @@ def tool_output(command: list[str]) -> str:
         CompilerError: it fails; its output is the log.
     """
     try:
-        done = subprocess.run(
-            command, capture_output=True, encoding="utf-8", errors="backslashreplace", check=False
-        )
+        done = run_compiler(command)
     except OSError as error:
         raise CompilerError(f"{command[0]} could not be started: {error.strerror}.") from error
     if done.returncode != 0:

@@ -6,7 +6,6 @@ import os
 import platform
 import sys
 from collections.abc import Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -74,7 +73,7 @@ class Cpu(HostTarget):
     def prepare(self, needed: Collection[str] | None = None) -> None:
         """Compile abele's library kernels, the allocator and the precompiled headers."""
         path = compiler() or "g++"
-        with ThreadPoolExecutor(1) as pool:
+        with build.compiler_pool(1) as pool:
             wants_memory = needed is None or arena.NAME in needed
             memory = pool.submit(arena.made, path) if wants_memory else None
             read = pool.submit(headers.make, path, instruction_set())

@@ -6,7 +6,6 @@ import ctypes
 import functools
 import hashlib
 import os
-import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -164,9 +163,7 @@ def compiled(name: str, text: str, *, conservative: bool = False) -> bytes:
             flags = (*sources.FLAGS, *_CONSERVATIVE_FLAGS)
             objects = kernels.compile_with(_compiler(), folder, called, flags)
         parts = command(text, source, result, objects)
-        done = subprocess.run(
-            parts, capture_output=True, encoding="utf-8", errors="backslashreplace", check=False
-        )
+        done = kernels.run_compiler(parts)
         if done.returncode != 0 or not os.path.isfile(result):
             what = "failed" if done.returncode else "made no file"
             raise CompilerError(
