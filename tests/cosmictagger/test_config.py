@@ -216,10 +216,67 @@ def test_keys_in_vain_are_said_once_each():
         "run.compute_mode=IPU",
     )  # fmt: skip
     assert [note.split("=")[0] for note in notes] == [
-        "run.distributed",
         "network.weight_decay",
+        "run.distributed",
         "framework.compile",
     ]
+
+
+IPU, INFERENCE, IOTEST = "run.compute_mode=IPU", "mode=inference", "mode=iotest"
+IN_VAIN = (
+    ("run.executable_cache=x", (), "it is for IPU mode"),
+    ("run.executable_cache=x", (IPU, IOTEST), "mode=iotest runs no network"),
+    ("data.data_format=channels_first", (IPU,), "it is for CPU and GPU mode"),
+    ("run.broadcast_buffers=False", (), "it is for run.distributed=True"),
+    ("run.horovod_num_groups=1", (), "torch.distributed connects processes"),
+    ("framework.distributed_mode=horovod", (), "torch's DDP is used"),
+    ("run.distributed=True", (), "this is one process"),
+    ("run.num_replicas=2", (IPU, INFERENCE), "it is for mode=train"),
+    ("run.aux_iterations=5", (INFERENCE,), "it is for mode=train"),
+    ("mode.optimizer.learning_rate=0.1", (INFERENCE,), "it is for mode=train"),
+    ("data.events=5", (INFERENCE,), "it is for mode=train"),
+    ("data.aux_file=x", (INFERENCE, "data=real"), "it is for mode=train"),
+    ("data.aux_events=5", ("run.aux_iterations=0",), "nothing validates"),
+    ("run.profile=True", (INFERENCE,), "it is for mode=train and for IPU mode"),
+    ("data.seed=5", (INFERENCE,), "events are read in order"),
+    ("run.precision=bfloat16", (IOTEST,), "mode=iotest runs no network"),
+    ("mode.weights_location=x", (IOTEST,), "mode=iotest runs no network"),
+    ("mode.no_summary_images=False", (INFERENCE,), "it is for mode=train"),
+    ("mode.summary_iteration=5", ("run.saver=False",), "run.saver is False"),
+)
+
+
+@pytest.mark.parametrize(("override", "others", "why"), IN_VAIN)
+def test_a_key_without_effect_is_told_with_the_reason(override, others, why):
+    _, notes = settled(override, *others)
+    (note,) = (note for note in notes if note.startswith(override.split("=")[0]))
+    assert note.startswith(f"{override} has no effect: {why}")
+
+
+@pytest.mark.parametrize(
+    ("override", "others"),
+    [
+        ("run.executable_cache=x", (IPU,)),
+        ("data.data_format=channels_first", ()),
+        ("run.num_replicas=2", (IPU,)),
+        ("data.events=5", ()),
+        ("data.aux_events=5", (INFERENCE, "run.aux_iterations=10")),
+        ("run.profile=True", (INFERENCE, IPU)),
+        ("data.seed=5", (INFERENCE, "data=synthetic")),
+        ("mode.optimizer.loss_balance_scheme=even", (INFERENCE,)),
+    ],
+)
+def test_a_key_with_effect_is_not_told(override, others):
+    assert settled(override, *others)[1] == []
+
+
+@pytest.mark.parametrize("value", ["5", "2.5", "true", "Yes", __file__])
+def test_a_cache_of_executables_is_a_folder(value):
+    match = "which is no folder. Name one, such as run.executable_cache=./executables, or turn"
+    with pytest.raises(ConfigError, match=match):
+        settled(f"run.executable_cache={value}", IPU)
+    for accepted in ("", "./5", "false", "No", "0"):
+        assert settled(f"run.executable_cache={accepted}", IPU)[1] == []
 
 
 def test_the_dump_is_the_originals():

@@ -151,6 +151,17 @@ def test_the_log_says_when_compiled_programs_take_over(run, plane_net, monkeypat
     assert (proof["interpreted_steps"], proof["compiled_steps"]) == (2, 2)
 
 
+def test_the_log_says_once_which_programs_validate(run, plane_net, monkeypatch):
+    monkeypatch.delenv("ABELE_TARGET")
+    monkeypatch.setenv("ABELE_START", "tiered")
+    monkeypatch.setenv("ABELE_SWAP_AT", "2")
+    mode = ("run.compute_mode=IPU", "run.executable_cache=false")
+    _, out = run("run.iterations=5", "run.aux_iterations=1", *mode)
+    lines = re.findall(r" - Validation: (.*)", (out / "process.log").read_text())
+    assert lines[0].startswith("programs are interpreted until compiled ones are ready")
+    assert lines[1:] == ["compiled programs run since batch 2, interpreted before"]
+
+
 def test_going_on_is_as_if_nothing_had_happened(run):
     """Batches, validation, rates, statistics, moments and weights: 5 steps, and 2 and 3.
 

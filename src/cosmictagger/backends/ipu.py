@@ -32,6 +32,7 @@ from cosmictagger.config.keys import OptimizerKind, Precision
 from cosmictagger.errors import BackendError, InstanceError
 from cosmictagger.measures import Loss
 from cosmictagger.models import LossInForward
+from cosmictagger.recording import logger
 
 _INTERPRETING = "reference"  # the target whose programs are interpreted for ever
 _SEED = 42  # the published port's
@@ -98,6 +99,7 @@ class IpuBackend(Backend):
         )
         self.trainer: Any = None
         self._interpreted = 0  # steps
+        self._evaluated: object = None  # which programs run evaluation
         # Each wrapper keeps the mode that the module is in when it is wrapped.
         self.module.train()
         if self._optimizer is not None:
@@ -162,6 +164,11 @@ class IpuBackend(Backend):
             self.module.eval()
         result = self._call(self.evaluator, image, targets)
         self.evaluation_steps += 1
+        running = self.evaluator.build_record.running
+        before, self._evaluated = self._evaluated, (running.interpreted, running.problem)
+        if self.trainer is not None and self._evaluated != before:
+            # Without updates, batches are counted.
+            logger.info(f"Validation: {running.sentence().replace('update', 'batch')}")
         return result
 
     def _require_executor(self, executor: Any, kind: str) -> None:

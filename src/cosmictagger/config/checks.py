@@ -3,6 +3,7 @@
 import os
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,13 +11,7 @@ import torch
 from abele.storage.files import why_no_folder_name
 from cosmictagger import instances
 from cosmictagger.config.composing import Config
-from cosmictagger.config.keys import (
-    ComputeMode,
-    DataKind,
-    DistributedMode,
-    ModeKind,
-    ScheduleKind,
-)
+from cosmictagger.config.keys import ComputeMode, DataKind, ModeKind, Run, Torch
 from cosmictagger.errors import ConfigError
 
 _WORLD_SIZES = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE")
@@ -35,12 +30,8 @@ def settle_processes(config: Config) -> list[str]:
     _check_known(count)
     _check_mode(config, count)
     minibatch(config, count)
-    notes = _settle_replicas(config)
-    ipu = config.run.compute_mode is ComputeMode.IPU
-    if config.run.distributed and (ipu or count == 1):
-        why = "poprun decides in IPU mode" if ipu else "this is one process"
-        notes.append(f"run.distributed=True has no effect: {why}.")
-    return notes
+    notes = without_effect(config, count)  # before poprun's number of replicas is put in
+    return [*notes, *_settle_replicas(config)]
 
 
 def minibatch(config: Config, count: int) -> int:
@@ -113,6 +104,15 @@ def _settle_replicas(config: Config) -> list[str]:
     return []
 
 
+def _check_cache(value: str) -> None:
+    is_number = value != "0" and value.replace(".", "", 1).isdigit()
+    if is_number or value.lower() in ("true", "yes") or Path(value).is_file():
+        raise ConfigError(
+            f"run.executable_cache={value} was asked for, which is no folder. Name one, such as "
+            "run.executable_cache=./executables, or turn the cache off with false."
+        )
+
+
 _DEFAULT_ITERATIONS = 500
 STANDARD_EPOCHS = 25
 """Length of the schedule ``standard`` where the length of a run is given in steps."""
@@ -163,7 +163,9 @@ def settle(config: Config) -> list[str]:
         )
     _settle_mode(config)
     _check_numbers(config)
-    _settle_length(config)
+    _check_cache(config.run.executable_cache)
+    if config.run.iterations is None and config.mode.name in (ModeKind.train, ModeKind.iotest):
+        config.run.iterations = _DEFAULT_ITERATIONS
     if getattr(config.mode, "quantization_aware", False):
         raise ConfigError(
             "mode.quantization_aware=True was asked for; training for 8-bit integers is not "
@@ -174,49 +176,7 @@ def settle(config: Config) -> list[str]:
             "framework.sparse=True was asked for, but no library for sparse convolutions that can "
             "be installed trains without CUDA. Use framework.sparse=False."
         )
-    return [*config.notes, *settle_processes(config), *_without_effect(config)]
-
-
-def _settle_length(config: Config) -> None:
-    """Check epochs against iterations and schedule, or fill in the default of iterations."""
-    run, trains = config.run, config.mode.name is ModeKind.train
-    if not trains or run.epochs is None:
-        if run.iterations is None and config.mode.name is not ModeKind.inference:
-            run.iterations = _DEFAULT_ITERATIONS
-    elif run.iterations is not None:
-        raise ConfigError(
-            f"run.iterations={run.iterations} and run.epochs={run.epochs} were asked for, which "
-            "are two lengths of one run. Give one of them."
-        )
-    if trains:
-        _check_schedule(config)
-
-
-def _check_schedule(config: Config) -> None:
-    optimizer, epochs = config.mode.optimizer, config.run.epochs
-    rates = optimizer.lr_schedule
-    asked = f"mode.optimizer.lr_schedule.name={rates.name.name} was asked for"
-    if rates.name in (ScheduleKind.default, ScheduleKind.flat):
-        return
-    if epochs is None and rates.name is ScheduleKind.one_cycle:
-        raise ConfigError(
-            f"{asked}, which is fitted to the length of a run in epochs, but it was given as "
-            f"run.iterations={config.run.iterations}. Give run.epochs=N instead, or use "
-            "lr_schedule.name=standard or flat."
-        )
-    total = epochs or STANDARD_EPOCHS
-    if total < rates.decay_epochs + 1:
-        raise ConfigError(
-            f"{asked} for {total} epochs, of which decay_epochs={rates.decay_epochs:g} leave less "
-            "than one for the rise. Use a larger run.epochs, or fewer "
-            "mode.optimizer.lr_schedule.decay_epochs."
-        )
-    for name in ("decay_floor", "min_learning_rate"):
-        if getattr(rates, name) > optimizer.learning_rate:
-            raise ConfigError(
-                f"{asked} with {name}={getattr(rates, name)}, which is above the highest rate, "
-                f"mode.optimizer.learning_rate={optimizer.learning_rate}. Change one of them."
-            )
+    return settle_processes(config)
 
 
 def _check_names(config: Config) -> None:
@@ -249,51 +209,64 @@ def _settle_mode(config: Config) -> None:
 def _check_numbers(config: Config) -> None:
     for name, least in _LEAST.items():
         value = look_up(config, name)
-        if value is not None and value < least:
-            raise ConfigError(f"{name}={value} was asked for; the least is {least}.")
-        if value is not None and value > _LARGEST:
-            raise ConfigError(f"{name}={value} was asked for; the largest is {_LARGEST}.")
-    if look_up(config, "data.version") not in (1, 2):
-        raise ConfigError(f"data.version={config.data.version} was asked for; there are 1 and 2.")
-    for name, may_be_zero in _RATES.items():
-        rate = look_up(config, f"mode.optimizer.{name}")
-        if rate is not None and not (0 <= rate < float("inf") and (rate or may_be_zero)):
-            least = "at least 0" if may_be_zero else "positive"
-            raise ConfigError(f"mode.optimizer.{name}={rate} was asked for; it has to be {least}.")
+        if value is not None and not least <= value <= _LARGEST:
+            limit = f"least is {least}" if value < least else f"largest is {_LARGEST}"
+            raise ConfigError(f"{name}={value} was asked for; the {limit}.")
+    rate = look_up(config, "mode.optimizer.learning_rate")
+    if rate is not None and not 0 < rate < float("inf"):
+        raise ConfigError(
+            f"mode.optimizer.learning_rate={rate} was asked for; it has to be positive."
+        )
 
 
-_NO_EFFECT = (
-    ("run.horovod_num_groups", 0, "torch.distributed connects processes, without groups"),
-    ("network.weight_decay", 0.1, "mode.optimizer.weight_decay is what decays weights"),
+_PICTURES = "mode.no_summary_images"
+_OF_NETWORKS = f"run.precision run.saver framework.seed mode.weights_location {_PICTURES}"
+_OF_DEVICES = "framework.compile data.data_format run.executable_cache"
+_OF_UPDATES = (
+    "mode.optimizer.name mode.optimizer.learning_rate mode.optimizer.gradient_accumulation"
 )
+_OF_TRAINING = f"run.num_replicas run.aux_iterations data.events data.aux_file {_OF_UPDATES}"
 
 
-def _without_effect(config: Config) -> list[str]:
-    notes = [
-        f"{name}={look_up(config, name)} has no effect: {why}."
-        for name, default, why in _NO_EFFECT
-        if look_up(config, name) != default
-    ]
-    if config.run.epochs is not None and config.mode.name is not ModeKind.train:
-        notes.append("run.epochs has no effect: only mode=train counts epochs.")
-    elif config.run.epochs is not None and config.run.aux_iterations not in (0, 10):
-        notes.append(
-            f"run.aux_iterations={config.run.aux_iterations} has no effect: with run.epochs each "
-            "epoch ends with a validation on the whole file."
-        )
-    if config.data.version != 1 and config.data.name is not DataKind.synthetic:
-        notes.append("data.version has no effect: the images of a file have their size.")
-    plain = config.run.compute_mode in (ComputeMode.CPU, ComputeMode.GPU)
-    if config.framework.distributed_mode is DistributedMode.horovod:
-        notes.append("framework.distributed_mode=horovod has no effect: torch's DDP is used.")
-    if not (config.run.broadcast_buffers or (plain and config.run.distributed)):
-        notes.append("run.broadcast_buffers=False has no effect: it is for run.distributed=True.")
-    if config.framework.compile and not plain:
-        notes.append(
-            f"framework.compile=True has no effect: {config.run.compute_mode.name} mode "  # type: ignore[union-attr]
-            "compiles anyway."
-        )
-    return notes
+def without_effect(config: Config, count: int) -> list[str]:
+    """Return a sentence for each key that is set, and has no effect in a run of its kind.
+
+    Args:
+        config: its compute mode is settled; a key is set if its value is not its group's default.
+        count: number of processes that share the run.
+    """
+    run, mode, ipu = config.run, config.mode.name, config.run.compute_mode is ComputeMode.IPU
+    trains, network = mode is ModeKind.train, mode is not ModeKind.iotest
+    plain_torch = run.compute_mode in (ComputeMode.CPU, ComputeMode.GPU)
+    shuffled = trains or config.data.name is DataKind.synthetic
+    rows = (  # whether keys have an effect, why not, and the keys; of a key the first row counts
+        (False, "torch.distributed connects processes", "run.horovod_num_groups"),
+        (False, "torch's DDP is used", "framework.distributed_mode"),
+        (False, "PyTorch runs have never used it", "network.weight_decay"),
+        (network, "mode=iotest runs no network", f"{_OF_NETWORKS} {_OF_DEVICES}"),
+        (not ipu, "poprun decides in IPU mode", "run.distributed"),
+        (count > 1, "this is one process", "run.distributed"),
+        (
+            plain_torch and run.distributed,
+            "it is for run.distributed=True",
+            "run.broadcast_buffers",
+        ),
+        (plain_torch, "it is for CPU and GPU mode", "framework.compile data.data_format"),
+        (ipu, "it is for IPU mode", "run.executable_cache"),
+        (trains, "it is for mode=train", f"{_OF_TRAINING} {_PICTURES}"),
+        (trains or (ipu and network), "it is for mode=train and for IPU mode", "run.profile"),
+        (shuffled, "events are read in order", "data.seed"),
+        (run.saver, "run.saver is False", f"mode.summary_iteration {_PICTURES}"),
+        (run.aux_iterations or not trains, "nothing validates", "data.aux_file data.aux_events"),
+    )
+    default = Config(Run(), type(config.mode)(), type(config.data)(), Torch())
+    notes: dict[str, str] = {}
+    for has_effect, why, keys in rows:
+        for key in () if has_effect else keys.split():
+            value = plain(look_up(config, key))
+            if value != plain(look_up(default, key)):
+                notes.setdefault(key, f"{key}={value} has no effect: {why}.")
+    return list(notes.values())
 
 
 def look_up(config: Config, name: str) -> Any:
