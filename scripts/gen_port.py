@@ -131,6 +131,10 @@ Some trainers run on several kinds of machines: an enumeration such as `ComputeM
 would keep one mode and lose the others, so such a program is refused (`ABP901`): the enumeration and every line that asks for a member are
 named. Add a member `IPU` and its branches by hand at these lines, as [this guide](porting-cosmictagger.md) does.
 
+A copy without the switch can be ported if `backward()` and `step()` are in one block; that block may be a method, and the model, the loss
+and the transfer to the device may be in other methods of the object. Where a trainer has an inner loop over the batches of one update and
+its `step()` after this loop, the line of `backward()` is refused (`ABP399`) with the options that take the loop's place.
+
 ## What it relies on
 
 It reads the text, with few rules, and `--check` decides whether port and program compute the same. What the rules do not see simply stays

@@ -125,25 +125,14 @@ _RATES = {
     "lr_schedule.decay_epochs": True,
 }
 _LARGEST = 2**63 - 1
-# The least value of each number, where a configuration has it.
-_LEAST = {
-    "run.iterations": 1,
-    "run.epochs": 1,
-    "run.aux_iterations": 0,
-    "run.minibatch_size": 1,
-    "run.num_replicas": 1,
-    "data.downsample": 0,
-    "data.seed": -_LARGEST,
-    "data.generator_seed": 0,
-    "data.version": 1,
-    "framework.seed": -_LARGEST,
-    "mode.displays": 0,
-    "mode.checkpoint_iteration": 1,
-    "mode.summary_iteration": 1,
-    "mode.logging_iteration": 1,
-    "mode.start_index": 0,
-    "mode.optimizer.gradient_accumulation": 1,
-}
+# Numbers by their least value, where a configuration has them.
+_SEEDS = "data.seed data.generator_seed framework.seed"
+_INTERVALS = "mode.checkpoint_iteration mode.summary_iteration mode.logging_iteration"
+_COUNTS = "run.iterations run.minibatch_size run.num_replicas mode.optimizer.gradient_accumulation"
+_LEAST = (
+    (0, f"run.aux_iterations data.downsample mode.displays mode.start_index {_SEEDS}"),
+    (1, f"{_COUNTS} {_INTERVALS}"),
+)
 
 
 def settle(config: Config) -> list[str]:
@@ -207,7 +196,7 @@ def _settle_mode(config: Config) -> None:
 
 
 def _check_numbers(config: Config) -> None:
-    for name, least in _LEAST.items():
+    for name, least in ((name, least) for least, names in _LEAST for name in names.split()):
         value = look_up(config, name)
         if value is not None and not least <= value <= _LARGEST:
             limit = f"least is {least}" if value < least else f"largest is {_LARGEST}"

@@ -57,6 +57,19 @@ def test_what_changes_with_rows_that_are_left_out_is_said_at_the_loader():
         assert word in short.reason
 
 
+def test_an_update_after_an_inner_loop_is_told_the_options_of_accumulation():
+    trainer = textwrap.dedent("""
+        optimizer.zero_grad()
+        for x, y in loader:
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+        optimizer.step()
+    """)
+    (blocked,) = said("ABP399", end=trainer)
+    assert "opts.Training.gradientAccumulation(k)" in blocked.reason
+    assert blocked.reason.endswith("leave out the loop over them")
+
+
 def test_weights_that_the_host_changes_are_named():
     (changed,) = said("ABP707", end="with torch.no_grad():\n    model[1].weight.mul_(0.5)")
     assert (changed.text, changed.verdict) == ("model[1].weight.mul_(0.5)", Verdict.MANUAL)

@@ -16,12 +16,14 @@ from abele.port.source import Source, findall
 
 _CLIP = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_norm")
 _TWO = m.Integer("2") | m.Float("2.0") | m.Float("2.")
-_CONDITION = (
-    "the update depends on a condition, and a compiled program makes one in each call; where "
-    "gradients of k batches are added up, by hand: divide no loss by k, set "
+_SUMS = (
+    "where gradients of k batches are added up, by hand: divide no loss by k, set "
     "opts.Training.gradientAccumulation(k) and opts.outputMode(poptorch.OutputMode.All), take a "
     "poptorch.DataLoader with these options, which gives k batches at once, and leave out the "
-    "condition"
+)
+_CONDITION = (
+    "the update depends on a condition, and a compiled program makes one in each call; "
+    f"{_SUMS}condition"
 )
 _UNKNOWN = (
     "this optimizer, or what it updates, was not found: make it in the files that are ported, "
@@ -42,7 +44,8 @@ _CLOSURE = (
 )
 _NO_STEP = (
     "no step() of an optimizer follows in this block: call backward() and step() in one block; an "
-    "update that is written out by hand becomes an optimizer first, such as torch.optim.SGD"
+    "update that is written out by hand becomes an optimizer first, such as torch.optim.SGD; "
+    f"{_SUMS}loop over them"
 )
 _LIMIT = (
     "an optimizer of a compiled program limits the Euclidean norm of all gradients, once "
