@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from abele import compilers
 from abele.kernels import build
 from abele.storage import temporary
 
@@ -67,6 +68,6 @@ def test_an_interrupt_ends_compilers_of_a_pool(compiler):
 
 def test_an_interrupt_ends_a_compiler_that_the_main_thread_runs(compiler):
     path, noted = compiler
-    took = interrupted(noted, lambda: build.run_compiler([path]))
+    took = interrupted(noted, lambda: compilers.run_compiler([path]))
     assert took < LIMIT_S
     assert not any(map(runs, noted.read_text().split()))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from abele import arena
+from abele.compilers import compiler_pool
 from abele.errors import CompilerError
 from abele.kernels import build, packaged, sources
 from abele.kernels.build import Making
@@ -73,7 +74,7 @@ class Cpu(HostTarget):
     def prepare(self, needed: Collection[str] | None = None) -> None:
         """Compile abele's library kernels, the allocator and the precompiled headers."""
         path = compiler() or "g++"
-        with build.compiler_pool(1) as pool:
+        with compiler_pool(1) as pool:
             wants_memory = needed is None or arena.NAME in needed
             memory = pool.submit(arena.made, path) if wants_memory else None
             read = pool.submit(headers.make, path, instruction_set())

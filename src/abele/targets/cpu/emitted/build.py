@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from abele.compilers import run_compiler
 from abele.errors import CompilerError, CorruptExecutable
 from abele.kernels import build as kernels
 from abele.kernels import sources
@@ -163,7 +164,7 @@ def compiled(name: str, text: str, *, conservative: bool = False) -> bytes:
             flags = (*sources.FLAGS, *_CONSERVATIVE_FLAGS)
             objects = kernels.compile_with(_compiler(), folder, called, flags)
         parts = command(text, source, result, objects)
-        done = kernels.run_compiler(parts)
+        done = run_compiler(parts)
         if done.returncode != 0 or not os.path.isfile(result):
             what = "failed" if done.returncode else "made no file"
             raise CompilerError(
