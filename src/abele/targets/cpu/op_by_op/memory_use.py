@@ -115,7 +115,9 @@ class _Memories:
             if node.target is norm_activation.forward:
                 self._norm(node, first, index)
             elif node.target is norm_activation.saved:
-                self._taken[node] = self.of(node_argument(node, 2))
+                kept, y, copy = (self.of(node_argument(node, index)) for index in range(3))
+                if kept is y:
+                    self._taken[node] = copy
             elif index is not None and first is not None:
                 self._taken[first] = self.of(node_argument(node, index))
 
@@ -123,7 +125,8 @@ class _Memories:
         """Record which of a norm's argument and result is saved for backward."""
         kept, slope = _result(node, 1), node.args[7]
         argument = self.of(node_argument(node, 0))
-        if not slope:  # whatever was below zero is lost
+        # With other slopes, what was below zero is lost, or cannot be told from the rest.
+        if not (isinstance(slope, int | float) and slope > 0):
             if kept is not None:
                 self._taken[kept] = argument
         elif first is not None:
