@@ -32,6 +32,7 @@ ORDERS = {
             "version",
             "containers",
             "libraries",
+            "compilers",
             "processor",
             "cpython",
             "locks",
