@@ -382,12 +382,17 @@ class _Memory:
         behind, results = node, node.meta["val"]
         while is_getitem(behind.next) and node_argument(behind.next, 0) is node:
             behind = behind.next
+        reader = behind.next
         for index, base in enumerate(written, len(results) - len(written)):
             with node.graph.inserting_after(behind):
-                behind = node.graph.call_function(operator.getitem, (node, index))
+                behind = value = node.graph.call_function(operator.getitem, (node, index))
             behind.meta = {**node.meta, "val": results[index]}
-            self._latest[base] = behind
-            self.aliases.declare(behind, base)
+            new = results[index].to(base.meta["val"].dtype)
+            if new is not results[index]:
+                with node.graph.inserting_before(reader):
+                    value = _call(node, aten._to_copy.default, (value,), {"dtype": new.dtype}, new)
+            self._latest[base] = value
+            self.aliases.declare(value, base)
 
 
 class _Pure:
@@ -427,9 +432,10 @@ class _Pure:
         self.changed[node] = computed
         results = list(computed) if is_sequence(computed) else [computed]
         for each, new in zip(written, results[len(results) - len(written) :], strict=True):
-            if (new.dtype, new.shape) != (each.meta["val"].dtype, each.meta["val"].shape):
+            dtype = each.meta["val"].dtype  # new statistics of a norm in half are cast to it
+            if new.shape != each.meta["val"].shape or (new.dtype is not dtype and new is computed):
                 return False
-            self._last[self._aliases.base(each)] = self._order[node], new
+            self._last[self._aliases.base(each)] = self._order[node], new.to(dtype)
         return True
 
     def _is_stale(self, node: torch.fx.Node) -> bool:

@@ -40,6 +40,15 @@ def batch_norm_twice(x, n):
     return [second, mean, var]
 
 
+def batch_norm_of_halves(x, n):
+    mean, var = torch.zeros(3).half() * 1, torch.ones(3).half() * 1
+    pictures = x.reshape(2, 3, 2).half()
+    first = aten._native_batch_norm_legit(pictures, None, None, mean, var, True, 0.1, 1e-5)[0]
+    second = aten._native_batch_norm_legit(first, None, None, mean, var, True, 0.1, 1e-5)[0]
+    n.copy_(mean.sum())
+    return [second, mean, var]
+
+
 def dropout_of_a_transposed(x, n):
     mask = torch.empty_like(x.t()).bernoulli_(1.0)
     return [(x.t() * mask * mask).sum(1, keepdim=True).clone()]
@@ -116,6 +125,7 @@ def other_type(x, n):
 BY_NODES = [relu_in_place, written_again, read_under_its_old_name, batch_norm_twice]
 BY_NODES += [dropout_of_a_transposed, view_of_the_new_value, turned_in_place]
 RESHAPED = [residual_in_place, gradient_of_such_a_write, input_of_another_shape]
+CAST = [batch_norm_of_halves]
 RETRACED = [write_through_a_view, stale_view, other_type, turned_and_written, reshaped_and_stale]
 
 
@@ -147,7 +157,7 @@ def retraced(monkeypatch):
     return graphs
 
 
-@pytest.mark.parametrize("function", BY_NODES + RESHAPED + RETRACED)
+@pytest.mark.parametrize("function", BY_NODES + RESHAPED + CAST + RETRACED)
 def test_it_computes_and_writes_what_the_function_does(function):
     traced, fakes, mode = _traced(function)
     with mode:
@@ -171,8 +181,8 @@ def test_it_is_the_graph_of_functionalisation_without_its_cost(function, retrace
     assert _printed(graph) == _printed(reference)
 
 
-@pytest.mark.parametrize("function", RESHAPED)
-def test_writes_through_views_that_reshape_a_tensor_are_writes_of_it(function, retraced):
+@pytest.mark.parametrize("function", RESHAPED + CAST)
+def test_writes_of_reshaped_or_wider_values_are_found_without_retracing(function, retraced):
     traced, fakes, mode = _traced(function)
     with mode:
         tracer.pure(traced, fakes)
@@ -187,7 +197,7 @@ def test_views_that_see_a_write_are_left_to_functionalisation(function, retraced
     assert retraced
 
 
-@pytest.mark.parametrize("function", BY_NODES + RESHAPED + RETRACED)
+@pytest.mark.parametrize("function", BY_NODES + RESHAPED + CAST + RETRACED)
 def test_only_final_copies_into_inputs_write(function):
     traced, fakes, mode = _traced(function)
     with mode:
