@@ -179,20 +179,25 @@ def test_the_operators_of_a_sum_are_what_the_kernels_compute(own):
         torch.testing.assert_close(value, wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_adam_is_the_rule(own, decay):
+def test_adam_is_the_rule(own, decay, dtype):
     sizes = [(3,), (70_001,), (2, 3, 4)]
 
     def make(*size):
         return [torch.rand(shape) for shape in sizes]
 
     columns = [make() for _ in range(4)]
+    columns[0] = [each.to(dtype) for each in columns[0]]
+    if decay:  # else gradients are float32
+        columns[1] = [each.to(dtype) for each in columns[1]]
     steps = [torch.tensor(float(k), dtype=torch.float64) for k in (0, 3, 100)]
-    settings = torch.tensor([1e-3, 0.9, 0.999, 1e-8, decay], dtype=torch.float64).unbind()
+    settings = torch.tensor([1e-3, 0.9, 0.999, 1e-8, decay, 4.0], dtype=torch.float64).unbind()
     expected = adam.update(*columns, steps, *settings)
     actual = updates.adam_update(own, False, *columns, steps, *settings)
     for value, wanted in zip(actual, expected, strict=True):
-        torch.testing.assert_close(value, wanted, rtol=1e-6, atol=1e-7)
+        tolerance = 1e-6 if value.dtype is not dtype else max(1e-6, torch.finfo(dtype).eps)
+        torch.testing.assert_close(value, wanted, rtol=tolerance, atol=1e-7)
     assert [step.item() for step in steps] == [0, 3, 100]
     updates.adam_update(own, True, *columns, steps, *settings)
     assert torch.equal(columns[0][1], actual[1])

@@ -423,15 +423,17 @@ ABELE_API int abele_embedding_backward(int64_t count, int64_t width, int64_t siz
 
 typedef struct AbeleAdam {
   double beta1, beta2, eps, decay;  // decay: decoupled from the gradient
+  double scale;                     // gradients are divided by it
+  int64_t param_type, grad_type;    // 0: float32, 1: float16, 2: bfloat16; or float32 gradients
 } AbeleAdam;
 
 // One parameter, updated in place. `step` counts updates.
 typedef struct AbeleAdamTensor {
   int64_t size;
-  float* param;
+  void* param;
   float* first;
   float* second;
-  const float* grad;
+  const void* grad;
   double* step;
 } AbeleAdamTensor;
 

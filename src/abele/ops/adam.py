@@ -1,6 +1,7 @@
 """Fused Adam update of many parameters, equal to that of ``update_rules`` for one parameter.
 
-Hyper-parameters are 0-d float64 tensors; ``decay`` is that of decoupled weight decay, or zero.
+Hyper-parameters are 0-d float64 tensors; ``decay`` is that of decoupled weight decay, or zero, and
+gradients are divided by ``scale``. Parameters and gradients may have 16 bits.
 Importing this module registers the operator.
 """
 
@@ -16,7 +17,7 @@ _NAME = "abele::adam"
 @implements(
     _NAME,
     "(Tensor[] params, Tensor[] grads, Tensor[] first, Tensor[] second, Tensor[] steps,"
-    " Tensor rate, Tensor beta1, Tensor beta2, Tensor eps, Tensor decay) -> Tensor[]",
+    " Tensor rate, Tensor beta1, Tensor beta2, Tensor eps, Tensor decay, Tensor scale) -> Tensor[]",
 )
 def _adam(
     params: list[torch.Tensor],
@@ -29,9 +30,10 @@ def _adam(
     beta2: torch.Tensor,
     eps: torch.Tensor,
     decay: torch.Tensor,
+    scale: torch.Tensor,
 ) -> list[torch.Tensor]:
     """Return the new parameters, first moments, second moments and steps, concatenated."""
-    weight = (1 - beta1).float()
+    weight, grads = (1 - beta1).float(), [grad.float() / scale for grad in grads]
     first = [torch.lerp(old, grad, weight) for old, grad in zip(first, grads, strict=True)]
     second = [
         (old * beta2).addcmul(grad * (1 - beta2), grad)
@@ -41,8 +43,9 @@ def _adam(
     updated: list[torch.Tensor] = []
     for param, m, v, step in zip(params, first, second, steps, strict=True):
         denominator = v.sqrt() / (1 - beta2**step).sqrt() + eps
-        left = param * (1 - rate * decay)
-        updated.append(left - (m * (rate / (1 - beta1**step))) / denominator)
+        left = param.float() * (1 - rate * decay)
+        new = left - (m * (rate / (1 - beta1**step))) / denominator
+        updated.append(new.to(param.dtype))
     return [*updated, *first, *second, *steps]
 
 

@@ -17,6 +17,7 @@ from abele.passes.of_lowerings.channels_last import channels_last
 from abele.passes.of_lowerings.convolutions import pointwise_before_upsampling
 from abele.passes.of_lowerings.fused_sums import fused_sums
 from abele.passes.of_lowerings.fused_updates import fused_adam, fused_sgd, joined_counters
+from abele.passes.of_lowerings.half import computed_in_float32
 from abele.passes.of_lowerings.normalisation import folded_normalisation, fused_normalisation
 from abele.step.config import StepConfig
 from abele.step.update_rules import Group
@@ -89,6 +90,21 @@ def test_fused_adam_computes_the_rule():
         session, _ = started(model, batches[0], rule, target=lowered_by(fused_adam))
         assert targets(session.executable.programs[0]).count(adam.update) == 1
         assert_close_by_norm(run(session, batches), plain, 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_fused_adam_divides_and_rounds_16_bits_itself(dtype):
+    model = planes().to(dtype)
+    batches = [[image.to(dtype), labels] for image, labels in events(2)]
+    rule = dataclasses.replace(rule_for(model, "adam", variable=("lr",)), loss_scaling=8.0)
+    apart = started(model, batches[0], rule, target=lowered_by(computed_in_float32))[0]
+    session, _ = started(
+        model, batches[0], rule, target=lowered_by(computed_in_float32, fused_adam)
+    )
+    nodes = session.executable.programs[0].graph.graph.nodes
+    [update] = [node for node in nodes if node.target is adam.update]
+    assert {each.meta["val"].dtype for column in update.args[:2] for each in column} == {dtype}
+    assert_close_by_norm(run(session, batches), run(apart, batches), 1e-4)
 
 
 def test_an_adam_that_is_another_one_stays():

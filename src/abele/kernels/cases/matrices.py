@@ -311,6 +311,7 @@ def _attention_backward(library: ctypes.CDLL) -> Iterator[Case]:
 
 # The last is more than one piece that a thread takes.
 _SIZES = (*TAILS, 16_400)
+_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def _tensors(index: int, count: int) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
@@ -326,13 +327,15 @@ def _tensors(index: int, count: int) -> tuple[list[list[Tensor]], list[list[Tens
 def _adam(library: ctypes.CDLL) -> Iterator[Case]:
     rate, beta1, beta2, eps = 0.125, 0.5, 0.75, 0.25  # exact in float32
     for index, size in enumerate(_SIZES):
-        decay = 0.5 * (index % 2)
+        decay, scale, kind = 0.5 * (index % 2), 2.0 ** (index % 3), index % len(_TYPES)
         each, wide = _tensors(index, 4)
+        given = [(t[0].to(_TYPES[kind]), *t[1:3], t[3].to(_TYPES[kind])) for t in each]
         steps = [torch.tensor(float(at), dtype=torch.float64, device="cpu") for at in (index, 0)]
         exact = list[Tensor]()
-        for (param, first, second, grad), step, narrow in zip(wide, steps, each, strict=True):
+        for (_, first, second, _), step, narrow in zip(wide, steps, given, strict=True):
             second.abs_()
             narrow[2].abs_()
+            param, grad = narrow[0].double(), narrow[3].double() / scale
             count = step.item() + 1
             m = first + (1 - beta1) * (grad - first)
             v = beta2 * second + (1 - beta2) * grad * grad
@@ -342,11 +345,17 @@ def _adam(library: ctypes.CDLL) -> Iterator[Case]:
         rows = (AdamTensor * 2)(
             *(
                 (t[0].numel(), *(x.data_ptr() for x in (*t, s)))
-                for t, s in zip(each, steps, strict=True)
+                for t, s in zip(given, steps, strict=True)
             )
         )
-        call(library.abele_adam, Adam(beta1, beta2, eps, decay), rows, 2, rate, threads_of(index))
-        results = [tensor for tensors in each for tensor in tensors[:3]]
+        settings = Adam(beta1, beta2, eps, decay, scale, kind, kind)
+        call(library.abele_adam, settings, rows, 2, rate, threads_of(index))
+        results = [tensor for tensors in given for tensor in tensors[:3]]
+        for at in (0, 3):  # what is rounded to 16 bits is as near as its type allows
+            near = (results[at] - exact[at]).abs() <= exact[at].abs() * torch.finfo(
+                _TYPES[kind]
+            ).eps
+            results[at] = torch.where(near, exact[at].float(), results[at].float())
         counted = [step - 1 - before for step, before in zip(steps, (index, 0), strict=True)]
         zeros = [torch.zeros_like(step) for step in steps]
         yield Case({"size": size}, [*results, *counted], [*exact, *zeros])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import operator
 from collections.abc import Callable
@@ -52,13 +53,14 @@ def joined(program: Program, target: Any, match: Callable[[_Node, _Node], Update
     """
     graph = editable(program)
     writes = [node for node in graph.graph.nodes if node.target is aten.copy_.default]
-    by_numbers: dict[tuple[Number, ...], list[Update]] = {}
+    by_numbers: dict[tuple[Any, ...], list[Update]] = {}
     for write in writes:
         try:
             update = match(*write.args)
         except Mismatch:
             continue
-        by_numbers.setdefault(update.numbers, []).append(update)
+        types = [each.meta["val"].dtype for each in update.inputs]
+        by_numbers.setdefault((*update.numbers, *types), []).append(update)
     for updates in by_numbers.values():
         _join(target, updates, writes[0])
     erase_dead_nodes(graph, stays_in_program)
@@ -137,12 +139,13 @@ def _slot(number: Number, origin: _Node) -> _Node:
 
 
 def fused_adam(program: Program) -> Program:
-    """Fuse Adam updates of float32 parameters with the same hyper-parameters."""
+    """Fuse Adam updates of parameters with one type and the same hyper-parameters."""
     return joined(program, adam.update, _match_adam)
 
 
 def _match_adam(param: _Node, new: _Node) -> Update:
-    left, change = take(new, aten.sub.Tensor)
+    computed = _before_rounding(param, new)
+    left, change = take(computed, aten.sub.Tensor)
     moved, denominator = take(change, aten.div.Tensor)
     first, rate = take(moved, aten.mul.Tensor)
     rate, rise = take(rate, aten.div.Tensor)
@@ -161,11 +164,36 @@ def _match_adam(param: _Node, new: _Node) -> Update:
     _check_rest(weight, beta1)
     _check_rest(rest, beta2)
     old_step, _ = take(step, aten.add.Tensor, ..., 1)
-    numbers = (rate, beta1, beta2, eps, _decay(left, param, rate))
-    inputs = (param, grad, old_first, old_second, old_step)
-    check_tensors(inputs[:-1])
+    check_tensors((computed, grad, old_first, old_second))
+    given, scale = _before_division(grad, param)
+    numbers = (rate, beta1, beta2, eps, _decay(left, param, rate), scale)
+    inputs = (param, given, old_first, old_second, old_step)
     check_numbers((old_step, *numbers))
     return Update(numbers, inputs, (new, first, second, step))
+
+
+def _before_rounding(param: _Node, new: _Node) -> _Node:
+    """Return the float32 value of which a parameter of 16 bits becomes the nearest."""
+    if param.meta["val"].dtype not in (torch.float16, torch.bfloat16):
+        return new
+    _, value = take(new, aten.copy.default, param, ...)
+    if isinstance(value, _Node) and value.target is aten.view.default:
+        value, _ = take(value, aten.view.default, ..., list(new.meta["val"].shape))
+    return value
+
+
+def _before_division(grad: _Node, param: _Node) -> tuple[_Node, Number]:
+    """Match the division of a gradient by the loss scale; return the gradient and the scale."""
+    given, scale = grad, 1.0
+    with contextlib.suppress(Mismatch):
+        divided, divisor = take(grad, aten.div.Tensor)
+        check_numbers((divisor,))
+        given, scale = divided, divisor
+    with contextlib.suppress(Mismatch):
+        given = converted(given)
+    same = given.meta["val"].shape == param.meta["val"].shape
+    known = given.meta["val"].dtype in (_FLOAT, param.meta["val"].dtype)
+    return (given, scale) if same and known else (grad, 1.0)
 
 
 def _correction(node: Any) -> tuple[Number, _Node]:
@@ -187,9 +215,11 @@ def _check_rest(value: Any, beta: Number) -> None:
 
 def _decay(left: Any, param: _Node, rate: _Node) -> Number:
     """Match decoupled weight decay ``param * (1 - rate * decay)``; return the decay."""
-    if left is param:
+    if converted(left) is param:
         return 0.0
-    _, factor = take(left, aten.mul.Tensor, param, ...)
+    kept, factor = take(left, aten.mul.Tensor)
+    if converted(kept) is not param:
+        raise Mismatch
     product, _ = take(factor, aten.rsub.Scalar, ..., 1)
     _, decay = take(product, aten.mul.Tensor, rate, ...)
     return decay

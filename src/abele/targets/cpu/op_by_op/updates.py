@@ -21,6 +21,8 @@ _Node = torch.fx.Node
 
 # How many lists of tensors an update takes; the second has the gradients, the others change.
 _LISTS: dict[Any, int] = {adam.update: 5, sgd.update: 3}
+# The types of parameters and gradients by their numbers in abi.h.
+_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def is_update(node: _Node) -> bool:
@@ -74,10 +76,11 @@ def erase_copies(copies: Sequence[_Node]) -> None:
 
 def adam_update(library: ctypes.CDLL, overwrite: bool, *given: Any) -> list[torch.Tensor]:
     """Compute ``abele::adam``; may overwrite parameters and optimizer state."""
-    *columns, rate, beta1, beta2, eps, decay = given
+    *columns, rate, beta1, beta2, eps, decay, scale = given
     params, grads, first, second, steps = _writable(columns, overwrite=overwrite)
     tensors = _described(AdamTensor, params, first, second, grads, steps)
-    settings = Adam(*(each.item() for each in (beta1, beta2, eps, decay)))
+    types = (_TYPES.index(params[0].dtype), _TYPES.index(grads[0].dtype))
+    settings = Adam(*(each.item() for each in (beta1, beta2, eps, decay, scale)), *types)
     threads = _threads(library, params)
     library.abele_adam(settings, tensors, len(params), rate.item(), threads)
     return [*params, *first, *second, *steps]
