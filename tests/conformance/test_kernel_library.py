@@ -145,7 +145,7 @@ def test_the_library_is_compiled_once(cache_folder):
 
 @pytest.fixture
 def two_sources(cache_folder, monkeypatch):
-    monkeypatch.setattr(build, "KERNELS", {"calls.cpp": 0.5, "adam.cpp": 0.25})
+    monkeypatch.setattr(build, "KERNELS", {"calls.cpp": 0.5, "updates.cpp": 0.25})
     return cache_folder / "abele"
 
 
@@ -166,7 +166,7 @@ def ended_in(source, monkeypatch):
 
 def test_what_a_run_has_compiled_before_it_ended_is_not_compiled_again(two_sources, monkeypatch):
     all_s = build.missing_s(COMPILER, "here")
-    ended_in("adam.cpp", monkeypatch)
+    ended_in("updates.cpp", monkeypatch)
     assert build.missing_s(COMPILER, "here") == pytest.approx(all_s - 0.5)
     assert [each.name for each in two_sources.glob("*/*")] == ["calls.cpp.o"]
     make, names = build.make, []
@@ -177,15 +177,15 @@ def test_what_a_run_has_compiled_before_it_ended_is_not_compiled_again(two_sourc
 
     monkeypatch.setattr(build, "make", noted)
     library = build.library(COMPILER, "here")
-    assert names == ["adam.cpp.o", library.name]
+    assert names == ["updates.cpp.o", library.name]
 
 
 def test_objects_are_compiled_one_by_one_and_used_by_the_library(two_sources):
     all_s = build.missing_s(COMPILER, "here")
-    assert build.missing_s(COMPILER, "here", ["adam.cpp"]) == 0.25
-    (path,) = build.linkable(COMPILER, "here", ["adam.cpp"])
-    build.compile_objects(COMPILER, "here", ["adam.cpp"])
-    assert build.missing_s(COMPILER, "here", ["adam.cpp"]) == 0
+    assert build.missing_s(COMPILER, "here", ["updates.cpp"]) == 0.25
+    (path,) = build.linkable(COMPILER, "here", ["updates.cpp"])
+    build.compile_objects(COMPILER, "here", ["updates.cpp"])
+    assert build.missing_s(COMPILER, "here", ["updates.cpp"]) == 0
     assert build.missing_s(COMPILER, "here") == pytest.approx(all_s - 0.25)
     stamp = Path(path).stat().st_mtime_ns
     build.library(COMPILER, "here")
@@ -193,7 +193,7 @@ def test_objects_are_compiled_one_by_one_and_used_by_the_library(two_sources):
 
 
 def test_what_is_missing_can_be_made_by_another_process(two_sources, tmp_path):
-    build.compile_objects(COMPILER, "here", ["adam.cpp"])
+    build.compile_objects(COMPILER, "here", ["updates.cpp"])
     objects, (library,) = build.makings(COMPILER, "here")
     assert [Path(each.path).name for each in objects] == ["calls.cpp.o"]
     assert native._made([objects, [library]], tmp_path) is None
@@ -204,7 +204,7 @@ def test_what_is_missing_can_be_made_by_another_process(two_sources, tmp_path):
 
 
 def test_a_damaged_object_costs_compiling_all_again(two_sources, monkeypatch):
-    ended_in("adam.cpp", monkeypatch)
+    ended_in("updates.cpp", monkeypatch)
     (kept,) = two_sources.glob("*/*")
     kept.write_bytes(b"cut off")
     with pytest.raises(CompilerError, match="could not be compiled"):

@@ -31,13 +31,13 @@ FAST = ("-std=c++17", "-O1", "-march=native", "-fopenmp", "-fPIC", "-Wno-psabi")
 # A kind, a file, what is replaced in it, by what, and in which function that is found first.
 # Those that compile in a second, one of each kind; the others are compiled by --thorough runs.
 FAULTS = [
-    ("adam", "adam.cpp", "i < end", "i + 1 < end", "abele_adam"),
+    ("adam", "updates.cpp", "i < end", "i + 1 < end", "abele_adam"),
     ("pools", "max_pool.cpp", "i < columns; ++i) one", "i < 7; ++i) one", "abele_max_pool"),
     ("recurrent", "recurrent.cpp", "step + layer.reverse;", "step;", "abele_recurrent"),
     ("upsampling", "upsample.cpp", "i < 2 * p.width", "i < 2 * p.width - 1", "abele_upsample"),
 ]
 FURTHER = [
-    ("sgd", "sgd.cpp", "p[i] -= rate", "p[i] += rate", "abele_sgd"),
+    ("sgd", "updates.cpp", "p[i] -= rate", "p[i] += rate", "abele_sgd"),
     ("pools", "max_pool.cpp", "; c < channels", "; c + 1 < channels", "abele_max_pool"),
     ("recurrent", "recurrent.cpp", "* cells_before[u]", "* cells_before[0]", "abele_"),
     ("recurrent", "recurrent.cpp", "candidate * reset", "candidate", "abele_recurrent_backward"),

@@ -422,9 +422,8 @@ ABELE_API int abele_embedding_backward(int64_t count, int64_t width, int64_t siz
 // -- Adam, over many parameters at once --------------------------------------------------------
 
 typedef struct AbeleAdam {
-  double beta1, beta2, eps, decay;  // decay: decoupled from the gradient
-  double scale;                     // gradients are divided by it
-  int64_t param_type, grad_type;    // 0: float32, 1: float16, 2: bfloat16; or float32 gradients
+  double beta1, beta2, eps, decay, scale;  // decay: decoupled from the gradient; scale divides it
+  int64_t param_type, grad_type;  // 0: float32, 1: float16, 2: bfloat16; gradients 0 or the same
 } AbeleAdam;
 
 // One parameter, updated in place. `step` counts updates.

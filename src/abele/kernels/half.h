@@ -1,8 +1,7 @@
 // Numbers of 16 bits in memory. Loops compute with float and round each result, as torch does.
 //
-// Integer arithmetic without branches, which compilers turn into vector code on any processor;
-// subnormal halves are right where subnormal floats are flushed to zero. Copies name the member: GCC
-// makes no vector code of copies of whole structures.
+// Integer arithmetic without branches is vector code on any processor; subnormal halves are right
+// where subnormal floats are flushed to zero. Copies name the member: others are no vector code.
 #pragma once
 
 #include "math.h"
@@ -10,7 +9,7 @@
 namespace abele {
 
 ABELE_INLINE uint32_t bits_of(float x) { return __builtin_bit_cast(uint32_t, x); }
-// a where a condition is true, else b; conditional expressions would not all become vector code.
+// Conditional expressions would not all become vector code.
 ABELE_INLINE uint32_t pick(bool first, uint32_t a, uint32_t b) {
   const uint32_t mask = 0u - static_cast<uint32_t>(first);
   return b ^ ((a ^ b) & mask);
@@ -28,8 +27,7 @@ struct Half {
     const uint32_t normal = (size + 0xfff + (size >> 13 & 1) - (112u << 23)) >> 13;
     const uint32_t large = pick(size > 0x7f800000, 0x7e00, 0x7c00);
     const uint32_t finite = pick(size < (113u << 23), small, normal);
-    const uint32_t half = pick(size < 0x477ff000, finite, large);
-    bits = static_cast<uint16_t>(half | (all >> 16 & 0x8000));
+    bits = static_cast<uint16_t>(pick(size < 0x477ff000, finite, large) | (all >> 16 & 0x8000));
   }
   ABELE_INLINE operator float() const {
     const uint32_t size = (bits & 0x7fffu) << 13, exponent = size & (31u << 23);

@@ -34,8 +34,7 @@ KERNELS = {
     "max_pool.cpp": 0.8,
     "upsample.cpp": 0.5,
     "conv.cpp": 0.4,
-    "adam.cpp": 0.4,
-    "sgd.cpp": 0.4,
+    "updates.cpp": 0.7,
     "calls.cpp": 0.4,
 }
 #: Sources of each kind of kernels, with the sources of all functions that they call.
@@ -56,8 +55,8 @@ KINDS = {
     "patches": ("conv_patches.cpp", "calls.cpp"),
     "upsampling": ("upsample.cpp", "calls.cpp"),
     "norms": ("norm_activation.cpp", "calls.cpp"),
-    "adam": ("adam.cpp",),
-    "sgd": ("sgd.cpp",),
+    "adam": ("updates.cpp",),
+    "sgd": ("updates.cpp",),
 }
 
 # No -ffast-math: NaN and infinity must keep their meaning.

@@ -314,60 +314,48 @@ _SIZES = (*TAILS, 16_400)
 _TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def _tensors(index: int, count: int) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
-    """Return ``count`` optimizer tensors of each of two parameters, and float64 copies."""
-    sizes = _SIZES[index], 5
-    each = [
-        [numbers(size, seed=10 * at + kind) for kind in range(count)]
-        for at, size in enumerate(sizes)
-    ]
-    return each, [[tensor.double() for tensor in tensors] for tensors in each]
+def _tensors(index: int, count: int) -> list[list[Tensor]]:
+    """Return ``count`` optimizer tensors of each of two parameters."""
+    sizes = enumerate((_SIZES[index], 5))
+    return [[numbers(size, seed=10 * at + kind) for kind in range(count)] for at, size in sizes]
 
 
 def _adam(library: ctypes.CDLL) -> Iterator[Case]:
     rate, beta1, beta2, eps = 0.125, 0.5, 0.75, 0.25  # exact in float32
     for index, size in enumerate(_SIZES):
         decay, scale, kind = 0.5 * (index % 2), 2.0 ** (index % 3), index % len(_TYPES)
-        each, wide = _tensors(index, 4)
-        given = [(t[0].to(_TYPES[kind]), *t[1:3], t[3].to(_TYPES[kind])) for t in each]
+        dtype = _TYPES[kind]
+        each = [(p.to(dtype), m, v.abs_(), g.to(dtype)) for p, m, v, g in _tensors(index, 4)]
         steps = [torch.tensor(float(at), dtype=torch.float64, device="cpu") for at in (index, 0)]
         exact = list[Tensor]()
-        for (_, first, second, _), step, narrow in zip(wide, steps, given, strict=True):
-            second.abs_()
-            narrow[2].abs_()
-            param, grad = narrow[0].double(), narrow[3].double() / scale
-            count = step.item() + 1
+        for tensors, step in zip(each, steps, strict=True):
+            param, first, second, grad = (tensor.double() for tensor in tensors)
+            grad, count = grad / scale, step.item() + 1
             m = first + (1 - beta1) * (grad - first)
             v = beta2 * second + (1 - beta2) * grad * grad
             root = (v / (1 - beta2**count)).sqrt()
             moved = rate / (1 - beta1**count) * m / (root + eps)
             exact += [param * (1 - rate * decay) - moved, m, v]
-        rows = (AdamTensor * 2)(
-            *(
-                (t[0].numel(), *(x.data_ptr() for x in (*t, s)))
-                for t, s in zip(given, steps, strict=True)
-            )
-        )
+        described = ((*t, s) for t, s in zip(each, steps, strict=True))
+        rows = (AdamTensor * 2)(*((t[0].numel(), *(x.data_ptr() for x in t)) for t in described))
         settings = Adam(beta1, beta2, eps, decay, scale, kind, kind)
         call(library.abele_adam, settings, rows, 2, rate, threads_of(index))
-        results = [tensor for tensors in given for tensor in tensors[:3]]
+        results = [tensor for tensors in each for tensor in tensors[:3]]
         for at in (0, 3):  # what is rounded to 16 bits is as near as its type allows
-            near = (results[at] - exact[at]).abs() <= exact[at].abs() * torch.finfo(
-                _TYPES[kind]
-            ).eps
+            near = (results[at] - exact[at]).abs() <= exact[at].abs() * torch.finfo(dtype).eps
             results[at] = torch.where(near, exact[at].float(), results[at].float())
-        counted = [step - 1 - before for step, before in zip(steps, (index, 0), strict=True)]
-        zeros = [torch.zeros_like(step) for step in steps]
-        yield Case({"size": size}, [*results, *counted], [*exact, *zeros])
+        exact += [torch.full((), at + 1.0, device="cpu") for at in (index, 0)]
+        yield Case({"size": size}, [*results, *steps], exact)
 
 
 def _sgd(library: ctypes.CDLL) -> Iterator[Case]:
     rate, momentum, rest = 0.125, 0.75, 0.5
     for index, size in enumerate(_SIZES):
         decay, nesterov = 0.25 * (index % 2), index // 2 % 2
-        each, wide = _tensors(index, 3)
+        each = _tensors(index, 3)
         exact = list[Tensor]()
-        for param, velocity, grad in wide:
+        for tensors in each:
+            param, velocity, grad = (tensor.double() for tensor in tensors)
             g = grad + decay * param
             v = momentum * velocity + rest * g
             exact += [param - rate * (g + momentum * v if nesterov else v), v]

@@ -191,9 +191,9 @@ def _before_division(grad: _Node, param: _Node) -> tuple[_Node, Number]:
         given, scale = divided, divisor
     with contextlib.suppress(Mismatch):
         given = converted(given)
-    same = given.meta["val"].shape == param.meta["val"].shape
-    known = given.meta["val"].dtype in (_FLOAT, param.meta["val"].dtype)
-    return (given, scale) if same and known else (grad, 1.0)
+    value, own = given.meta["val"], param.meta["val"]
+    known = value.shape == own.shape and value.dtype in (_FLOAT, own.dtype)
+    return (given, scale) if known else (grad, 1.0)
 
 
 def _correction(node: Any) -> tuple[Number, _Node]:
