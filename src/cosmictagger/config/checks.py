@@ -11,7 +11,14 @@ import torch
 from abele.storage.files import why_no_folder_name
 from cosmictagger import instances
 from cosmictagger.config.composing import Config
-from cosmictagger.config.keys import ComputeMode, DataKind, ModeKind, Run, Torch
+from cosmictagger.config.keys import (
+    ComputeMode,
+    DataKind,
+    ModeKind,
+    Run,
+    ScheduleKind,
+    Torch,
+)
 from cosmictagger.errors import ConfigError
 
 _WORLD_SIZES = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE")
@@ -126,12 +133,13 @@ _RATES = {
 }
 _LARGEST = 2**63 - 1
 # Numbers by their least value, where a configuration has them.
-_SEEDS = "data.seed data.generator_seed framework.seed"
 _INTERVALS = "mode.checkpoint_iteration mode.summary_iteration mode.logging_iteration"
-_COUNTS = "run.iterations run.minibatch_size run.num_replicas mode.optimizer.gradient_accumulation"
+_COUNTS = "run.minibatch_size run.num_replicas data.version mode.optimizer.gradient_accumulation"
+_FROM_0 = "run.aux_iterations data.downsample data.generator_seed mode.displays mode.start_index"
 _LEAST = (
-    (0, f"run.aux_iterations data.downsample mode.displays mode.start_index {_SEEDS}"),
-    (1, f"{_COUNTS} {_INTERVALS}"),
+    (-_LARGEST, "data.seed framework.seed"),
+    (0, _FROM_0),
+    (1, f"run.iterations run.epochs {_COUNTS} {_INTERVALS}"),
 )
 
 
@@ -152,9 +160,8 @@ def settle(config: Config) -> list[str]:
         )
     _settle_mode(config)
     _check_numbers(config)
+    _settle_length(config)
     _check_cache(config.run.executable_cache)
-    if config.run.iterations is None and config.mode.name in (ModeKind.train, ModeKind.iotest):
-        config.run.iterations = _DEFAULT_ITERATIONS
     if getattr(config.mode, "quantization_aware", False):
         raise ConfigError(
             "mode.quantization_aware=True was asked for; training for 8-bit integers is not "
@@ -165,7 +172,49 @@ def settle(config: Config) -> list[str]:
             "framework.sparse=True was asked for, but no library for sparse convolutions that can "
             "be installed trains without CUDA. Use framework.sparse=False."
         )
-    return settle_processes(config)
+    return [*config.notes, *settle_processes(config)]
+
+
+def _settle_length(config: Config) -> None:
+    """Check epochs against iterations and schedule, or fill in the default of iterations."""
+    run, trains = config.run, config.mode.name is ModeKind.train
+    if not trains or run.epochs is None:
+        if run.iterations is None and config.mode.name is not ModeKind.inference:
+            run.iterations = _DEFAULT_ITERATIONS
+    elif run.iterations is not None:
+        raise ConfigError(
+            f"run.iterations={run.iterations} and run.epochs={run.epochs} were asked for, which "
+            "are two lengths of one run. Give one of them."
+        )
+    if trains:
+        _check_schedule(config)
+
+
+def _check_schedule(config: Config) -> None:
+    optimizer, epochs = config.mode.optimizer, config.run.epochs
+    rates = optimizer.lr_schedule
+    asked = f"mode.optimizer.lr_schedule.name={rates.name.name} was asked for"
+    if rates.name in (ScheduleKind.default, ScheduleKind.flat):
+        return
+    if epochs is None and rates.name is ScheduleKind.one_cycle:
+        raise ConfigError(
+            f"{asked}, which is fitted to the length of a run in epochs, but it was given as "
+            f"run.iterations={config.run.iterations}. Give run.epochs=N instead, or use "
+            "lr_schedule.name=standard or flat."
+        )
+    total = epochs or STANDARD_EPOCHS
+    if total < rates.decay_epochs + 1:
+        raise ConfigError(
+            f"{asked} for {total} epochs, of which decay_epochs={rates.decay_epochs:g} leave less "
+            "than one for the rise. Use a larger run.epochs, or fewer "
+            "mode.optimizer.lr_schedule.decay_epochs."
+        )
+    for name in ("decay_floor", "min_learning_rate"):
+        if getattr(rates, name) > optimizer.learning_rate:
+            raise ConfigError(
+                f"{asked} with {name}={getattr(rates, name)}, which is above the highest rate, "
+                f"mode.optimizer.learning_rate={optimizer.learning_rate}. Change one of them."
+            )
 
 
 def _check_names(config: Config) -> None:
@@ -201,20 +250,23 @@ def _check_numbers(config: Config) -> None:
         if value is not None and not least <= value <= _LARGEST:
             limit = f"least is {least}" if value < least else f"largest is {_LARGEST}"
             raise ConfigError(f"{name}={value} was asked for; the {limit}.")
-    rate = look_up(config, "mode.optimizer.learning_rate")
-    if rate is not None and not 0 < rate < float("inf"):
-        raise ConfigError(
-            f"mode.optimizer.learning_rate={rate} was asked for; it has to be positive."
-        )
+    if look_up(config, "data.version") not in (1, 2):
+        raise ConfigError(f"data.version={config.data.version} was asked for; there are 1 and 2.")
+    for name, may_be_zero in _RATES.items():
+        rate = look_up(config, f"mode.optimizer.{name}")
+        if rate is not None and not (0 <= rate < float("inf") and (rate or may_be_zero)):
+            least = "at least 0" if may_be_zero else "positive"
+            raise ConfigError(f"mode.optimizer.{name}={rate} was asked for; it has to be {least}.")
 
 
 _PICTURES = "mode.no_summary_images"
 _OF_NETWORKS = f"run.precision run.saver framework.seed mode.weights_location {_PICTURES}"
 _OF_DEVICES = "framework.compile data.data_format run.executable_cache"
-_OF_UPDATES = (
-    "mode.optimizer.name mode.optimizer.learning_rate mode.optimizer.gradient_accumulation"
+_OF_UPDATES = " ".join(
+    f"mode.optimizer.{name}" for name in ("name", "gradient_accumulation", *_RATES)
 )
 _OF_TRAINING = f"run.num_replicas run.aux_iterations data.events data.aux_file {_OF_UPDATES}"
+_EPOCHS = "with run.epochs each epoch ends with a validation on the whole file"
 
 
 def without_effect(config: Config, count: int) -> list[str]:
@@ -227,11 +279,14 @@ def without_effect(config: Config, count: int) -> list[str]:
     run, mode, ipu = config.run, config.mode.name, config.run.compute_mode is ComputeMode.IPU
     trains, network = mode is ModeKind.train, mode is not ModeKind.iotest
     plain_torch = run.compute_mode in (ComputeMode.CPU, ComputeMode.GPU)
-    shuffled = trains or config.data.name is DataKind.synthetic
+    synthetic = config.data.name is DataKind.synthetic
     rows = (  # whether keys have an effect, why not, and the keys; of a key the first row counts
         (False, "torch.distributed connects processes", "run.horovod_num_groups"),
         (False, "torch's DDP is used", "framework.distributed_mode"),
-        (False, "PyTorch runs have never used it", "network.weight_decay"),
+        (False, "mode.optimizer.weight_decay decays weights", "network.weight_decay"),
+        (trains, "only mode=train counts epochs", "run.epochs"),
+        (not run.epochs or not run.aux_iterations, _EPOCHS, "run.aux_iterations"),
+        (synthetic, "the images of a file have their size", "data.version"),
         (network, "mode=iotest runs no network", f"{_OF_NETWORKS} {_OF_DEVICES}"),
         (not ipu, "poprun decides in IPU mode", "run.distributed"),
         (count > 1, "this is one process", "run.distributed"),
@@ -244,7 +299,7 @@ def without_effect(config: Config, count: int) -> list[str]:
         (ipu, "it is for IPU mode", "run.executable_cache"),
         (trains, "it is for mode=train", f"{_OF_TRAINING} {_PICTURES}"),
         (trains or (ipu and network), "it is for mode=train and for IPU mode", "run.profile"),
-        (shuffled, "events are read in order", "data.seed"),
+        (trains or synthetic, "events are read in order", "data.seed"),
         (run.saver, "run.saver is False", f"mode.summary_iteration {_PICTURES}"),
         (run.aux_iterations or not trains, "nothing validates", "data.aux_file data.aux_events"),
     )
