@@ -394,7 +394,7 @@ def test_epochs_take_the_place_of_iterations():
     for mode in ("inference", "iotest"):
         config, notes = settled("run.epochs=2", f"mode={mode}")
         assert config.run.iterations == (None if mode == "inference" else 500)
-        assert notes == ["run.epochs has no effect: only mode=train counts epochs."]
+        assert notes == ["run.epochs=2 has no effect: only mode=train counts epochs."]
 
 
 def test_the_size_of_synthetic_images():
@@ -403,7 +403,7 @@ def test_the_size_of_synthetic_images():
         with sources.training(config, 1, instances.alone()) as events:
             assert events.stored_size == (rows, 2048)
     assert settled("data=real", "data.version=2")[1] == [
-        "data.version has no effect: the images of a file have their size."
+        "data.version=2 has no effect: the images of a file have their size."
     ]
 
 

@@ -167,6 +167,7 @@ def test_inference_without_labels_says_what_heads_say(launched, events, tmp_path
     assert (places <= frame.origin + frame.size).all()
 
 
+@pytest.mark.long
 def test_two_processes_measure_as_one(launched, events, tmp_path):
     """Of five events to validate on, in batches of two for each, one process once has none."""
     more = ["run.minibatch_size=4", "run.iterations=4", "run.aux_iterations=1"]

@@ -124,16 +124,23 @@ def test_groups_need_channels():
 
 
 COMPILED = [
-    *({"normalization": kind, "block_style": "none"} for kind in NORMS),
-    *({"normalization": "instance", "block_style": style} for style in ("residual", "convnext")),
-    {"normalization": "group", "block_style": "convnext", "depthwise": False},
+    {"normalization": "instance", "block_style": "convnext"},
     {"normalization": "layer", "conv_mode": "conv_3D"},
+]
+FURTHER = [
+    *({"normalization": kind, "block_style": "none"} for kind in NORMS),
+    {"normalization": "instance", "block_style": "residual"},
+    {"normalization": "group", "block_style": "convnext", "depthwise": False},
     {"normalization": "group", "conv_mode": "conv_3D"},
     {"normalization": "instance", "conv_mode": "conv_3D", "block_style": "convnext"},
 ]
 
 
-@pytest.mark.parametrize("changes", COMPILED, ids=lambda each: " ".join(map(str, each.values())))
+@pytest.mark.parametrize(
+    "changes",
+    [*COMPILED, *(pytest.param(each, marks=pytest.mark.thorough) for each in FURTHER)],
+    ids=lambda each: " ".join(map(str, each.values())),
+)
 def test_compiled_steps_equal_plain_steps(changes, monkeypatch):
     monkeypatch.delenv("ABELE_TARGET")  # a processor's programs
     monkeypatch.setenv("ABELE_START", "wait")

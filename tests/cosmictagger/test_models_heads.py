@@ -188,8 +188,10 @@ def same(results, wanted, **tolerance):
             torch.testing.assert_close(value, target, **tolerance)
 
 
-@pytest.mark.parametrize("heads", HEADS, ids=IDS)
 @pytest.mark.parametrize("mode", ["IPU", "RDU"])
+@pytest.mark.parametrize(
+    "heads", [BOTH, *(pytest.param(each, marks=pytest.mark.thorough) for each in HEADS[1:])]
+)
 def test_every_mode_takes_the_steps_of_cpu_mode(mode, heads, tmp_path):
     plain, device = made("CPU", tmp_path, heads), made(mode, tmp_path, heads)
     wanted, results = steps(plain), steps(device)
@@ -213,6 +215,7 @@ def test_every_mode_takes_the_steps_of_cpu_mode(mode, heads, tmp_path):
     device.close()
 
 
+@pytest.mark.long
 def test_torch_compile_needs_no_break():
     module = models.LossInForward(built(**BOTH), Loss("focal", network(**BOTH)))
     batch = events(2)
