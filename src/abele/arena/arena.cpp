@@ -18,6 +18,11 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 
+// On Linux, torch is made with another C++ library, whose strings are other ones.
+#if defined(_LIBCPP_VERSION) && defined(__linux__)
+#error torch needs libstdc++, this compiler has libc++
+#endif
+
 #include <pthread.h>
 #include <sys/mman.h>
 

@@ -300,14 +300,12 @@ int for_heads(const AbeleAttention& all, int threads, Run run) {
     const Index tasks = all.samples * all.heads;
     const int teams = static_cast<int>(std::min<Index>(tasks, threads));
     const Each<float> work = memory.each<float>(Room::size(all), teams);
-    const FloatMode mode;
-#pragma omp parallel for num_threads(teams) if (teams > 1) schedule(static, 1) firstprivate(mode)
-    for (int thread = 0; thread < teams; ++thread) {
+    for_each(teams, teams, [&](Index thread) {
       const Part some = part(tasks, teams, thread);
       const Room room(all, work.of(thread));
       for (Index i = some.begin; i < some.begin + some.size; ++i)
         run(i, i + 1 < some.begin + some.size, room);
-    }
+    });
   });
 }
 

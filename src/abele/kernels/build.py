@@ -216,7 +216,8 @@ def _missing(places: Places, names: Collection[str] | None) -> list[str]:
 
 def _places(compiler: str, instruction_set: str) -> Places:
     brought = packaged.folder()
-    if brought is not None:
+    # Objects of a wheel call OpenMP.
+    if brought is not None and sources.has_openmp(compiler):
         return Places(brought / packaged.LIBRARY, brought)
     parts = (
         sources.fingerprint(),

@@ -7,22 +7,14 @@
 #include <vector>
 
 #include "abi.h"
-#include "float_mode.h"
+#include "threads.h"
 
 namespace abele {
 
-using Index = int64_t;
 
 inline Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }
 
 // Part `i` of `n` things cut into `parts` as evenly as possible.
-struct Part {
-  Index begin, size;
-};
-inline Part part(Index n, Index parts, Index i) {
-  const Index begin = n * i / parts;
-  return {begin, n * (i + 1) / parts - begin};
-}
 
 // Memory of the same size for each of several threads.
 template <class T>

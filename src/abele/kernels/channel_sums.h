@@ -70,10 +70,9 @@ template <class Add>
 const double* in_parts(Index rows, Index size, int threads, Scratch& scratch, Add add) {
   const Index parts = ceil_div(rows, PART);
   double* sums = scratch.zeros<double>(std::max<Index>(parts, 1) * size);
-  const FloatMode mode;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1) firstprivate(mode)
-  for (Index part = 0; part < parts; ++part)
-    add(part * PART, std::min(rows, (part + 1) * PART), sums + part * size);
+  for_each(parts, threads, [&](Index i) {
+    add(i * PART, std::min(rows, (i + 1) * PART), sums + i * size);
+  });
   for (Index part = 1; part < parts; ++part)
     for (Index i = 0; i < size; ++i) sums[i] += sums[part * size + i];
   return sums;

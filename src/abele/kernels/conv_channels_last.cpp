@@ -189,9 +189,7 @@ void convolve(const Conv& conv, const float* x, const float* weight, const float
   const auto row =
       gains_by_long_tiles<K>(width) ? one_row<Sums, K, LONG<K>> : one_row<Sums, K, PIXELS>;
   float* edges = scratch.take<float>(threads * edge);
-  const FloatMode mode;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1) firstprivate(mode)
-  for (int t = 0; t < threads; ++t) {
+  for_each(threads, threads, [&](Index t) {
     const auto [first, rows] = part(conv.images * height, threads, t);
     for (Index r = first; r < first + rows; ++r) {
       const Image from{x + r / height * height * width * sides.in, height, width, sides.in};
@@ -200,7 +198,7 @@ void convolve(const Conv& conv, const float* x, const float* weight, const float
             slope, y + r * width * sides.out + block, sides.out,
             std::min(BLOCK, sides.out - block), edges + t * edge);
     }
-  }
+  });
 }
 
 // Calls body with the kernel's size as a constant.

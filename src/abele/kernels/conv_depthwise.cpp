@@ -148,14 +148,6 @@ double sum_of(const float* values, Index count) {
   return total;
 }
 
-// Calls run(i) for i < count, which threads share.
-template <class Run>
-void for_each(Index count, int threads, Run run) {
-  const FloatMode mode;
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static) firstprivate(mode)
-  for (Index i = 0; i < count; ++i) run(i);
-}
-
 template <int size, int step>
 void forward(const Depthwise& d, const float* x, const float* weight, const float* bias, float* y,
              int threads) {

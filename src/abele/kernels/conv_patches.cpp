@@ -84,15 +84,14 @@ void spread(const Patches& p, const float* small, const float* weight, const flo
   const float* packed =
       pack(p.kernel_height, depth, run, weight, scratch,
            [&](Index i, Index k, Index q) { return p.weight_at(k, i, q); });
-  const FloatMode mode;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1) firstprivate(mode)
-  for (Index row = 0; row < p.rows(); ++row)
+  for_each(p.rows(), threads, [&](Index row) {
     for (Index i = 0; i < p.kernel_height; ++i) {
       float* to = large + p.large_at(row, i);
       if (bias != nullptr) fill(bias, p.large_channels, p.width * p.kernel_width, to);
       multiply(p.small(small, row), p.width, depth, packed + i * depth * run, run, to,
                bias != nullptr);
     }
+  });
 }
 
 void gather(const Patches& p, const float* large, const float* weight, const float* bias,
@@ -101,15 +100,13 @@ void gather(const Patches& p, const float* large, const float* weight, const flo
   const float* packed =
       pack(p.kernel_height, run, columns, weight, scratch,
            [&](Index i, Index q, Index c) { return p.weight_at(c, i, q); });
-  const FloatMode mode;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1) firstprivate(mode)
-  for (Index row = 0; row < p.rows(); ++row) {
+  for_each(p.rows(), threads, [&](Index row) {
     float* to = small + row * p.width * columns;
     if (bias != nullptr) fill(bias, columns, p.width, to);
     for (Index i = 0; i < p.kernel_height; ++i)
       multiply(large + p.large_at(row, i), p.width, run, packed + i * run * columns, columns, to,
                bias != nullptr || i > 0);
-  }
+  });
 }
 
 // Sums over the pixels of rows [first, end): [kernel_height][small][run].
@@ -133,20 +130,17 @@ void weight_gradient(const Patches& p, const float* small, const float* large, f
   const Index parts = std::min(most, p.rows());
   if (p.rows() == 0 || p.width == 0) return std::fill(result, result + size, 0.0f);
   float* sums = scratch.take<float>(parts * size);
-  const FloatMode mode;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1) firstprivate(mode)
-  for (Index i = 0; i < parts; ++i) {
+  for_each(parts, threads, [&](Index i) {
     const auto [first, count] = part(p.rows(), parts, i);
     sum_rows(p, small, large, first, first + count, sums + i * size);
-  }
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1) firstprivate(mode)
-  for (Index row = 0; row < p.kernel_height * p.small_channels; ++row) {
+  });
+  for_each(p.kernel_height * p.small_channels, threads, [&](Index row) {
     float* sum = sums + row * run;
     for (Index i = 1; i < parts; ++i)
       for (Index q = 0; q < run; ++q) sum[q] += sum[i * size + q];
     const Index i = row / p.small_channels, channel = row % p.small_channels;
     for (Index q = 0; q < run; ++q) result[p.weight_at(channel, i, q)] = sum[q];
-  }
+  });
 }
 
 template <class Pass>

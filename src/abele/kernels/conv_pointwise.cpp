@@ -23,18 +23,12 @@ struct Pointwise : Conv {
   }
 };
 
-template <class Run>
-void for_pixels(Index pixels, int threads, Run run) {
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-  for (Index pixel = 0; pixel < pixels; ++pixel) run(pixel);
-}
-
 // The pixels that are read, one after the other.
 const float* together(const Pointwise& p, const float* x, int threads, Scratch& memory) {
   if (!p.strided()) return x;
   const Index channels = p.in_channels;
   float* to = memory.take<float>(p.pixels * channels);
-  for_pixels(p.pixels, threads, [&](Index pixel) {
+  for_each(p.pixels, threads, [&](Index pixel) {
     std::copy_n(x + p.read_by(pixel) * channels, channels, to + pixel * channels);
   });
   return to;
@@ -43,7 +37,7 @@ const float* together(const Pointwise& p, const float* x, int threads, Scratch& 
 // The way back; pixels that are not read have gradients of zero.
 void apart(const Pointwise& p, const float* grads, float* to, int threads) {
   const Index channels = p.in_channels;
-  for_pixels(p.images * p.in_height * p.in_width, threads, [&](Index pixel) {
+  for_each(p.images * p.in_height * p.in_width, threads, [&](Index pixel) {
     const Index column = pixel % p.in_width, row = pixel / p.in_width % p.in_height;
     const Index image = pixel / p.in_width / p.in_height;
     float* place = to + pixel * channels;
@@ -66,7 +60,7 @@ void forward(const Pointwise& p, const float* x, const float* weight, const floa
   const Index in = p.in_channels, out = p.out_channels;
   const float* pixels = together(p, x, threads, memory);
   if (bias != nullptr)
-    for_pixels(p.pixels, threads, [&](Index i) { std::copy_n(bias, out, y + i * out); });
+    for_each(p.pixels, threads, [&](Index i) { std::copy_n(bias, out, y + i * out); });
   const AbeleProduct sizes = described(p.pixels, out, in, in, 1, 1, in, bias != nullptr);
   product(sizes, pixels, weight, y, threads, memory);
 }

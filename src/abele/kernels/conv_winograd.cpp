@@ -2,8 +2,6 @@
 //
 // Tiles of the images become 16 matrices of [tiles][channels], which are multiplied by those of the
 // weights; see winograd.h. Forward takes a block of tiles through all steps while it is in cache.
-#include <omp.h>
-
 #include <algorithm>
 
 #include "channel_sums.h"
@@ -48,9 +46,7 @@ struct Packing {
 Weights pack(const Packing& from, int threads, Scratch& scratch) {
   const Index in = from.in, out = from.out, segments = ceil_div(in, SEGMENT);
   float* packed = scratch.take<float>(POINTS * padded(out) * in);
-  const FloatMode mode;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1) firstprivate(mode)
-  for (Index task = 0; task < registers(out) * segments; ++task) {
+  for_each(registers(out) * segments, threads, [&](Index task) {
     const Index first_out = task / segments * LANES, first_in = task % segments * SEGMENT;
     const Index count = std::min(SEGMENT, in - first_in), panel = first_out / PANEL * PANEL;
     const Index columns = std::min(PANEL, padded(out) - panel);
@@ -61,7 +57,7 @@ Weights pack(const Packing& from, int threads, Scratch& scratch) {
       float* to = packed + panel * in + (first_in + i) * columns + first_out - panel;
       for (Index p = 0; p < POINTS; ++p) store(to + p * padded(out) * in, transformed[p]);
     }
-  }
+  });
   return {in, out, packed};
 }
 
@@ -82,17 +78,17 @@ void convolve(const Tiles& from, const Tiles& to, const float* x, const Weights&
   float* memory = scratch.take<float>(threads * (inputs + products));
   const float* zeros = scratch.zeros<float>(padded(from.channels));
   float* nowhere = scratch.take<float>(threads * padded(to.channels));
-  const FloatMode mode;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1) firstprivate(mode)
-  for (Index block = 0; block < blocks; ++block) {
-    const Index thread = omp_get_thread_num();
+  on_threads(threads, [&](int thread, int size) {
     float *mine = memory + thread * (inputs + products), *results = mine + inputs;
-    const auto [first, count] = part(to.count(), blocks, block);
-    transform_inputs(from, x, zeros, first, count, matrix_size(count, from.channels), mine);
-    multiply(weights, mine, count, results);
-    write_tiles(to, results, matrix_size(count, to.channels), first, count, finish,
-                nowhere + thread * padded(to.channels), y);
-  }
+    const Part own = part(blocks, size, thread);
+    for (Index block = own.begin; block < own.begin + own.size; ++block) {
+      const auto [first, count] = part(to.count(), blocks, block);
+      transform_inputs(from, x, zeros, first, count, matrix_size(count, from.channels), mine);
+      multiply(weights, mine, count, results);
+      write_tiles(to, results, matrix_size(count, to.channels), first, count, finish,
+                  nowhere + thread * padded(to.channels), y);
+    }
+  });
 }
 
 // The tiles of a pass that reads images with `pad` rows and columns of zeros around.
@@ -183,13 +179,12 @@ const float* summed_products(const Cuts& cuts, const float* grad, const float* x
       sum_tiles(cuts, team, first, first + count, grad, x, zeros, room, sums + i * size);
     }
   });
-  const FloatMode mode;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1) firstprivate(mode)
-  for (Index row = 0; row < POINTS * cuts.in; ++row)
+  for_each(POINTS * cuts.in, threads, [&](Index row) {
     for (Index i = 1; i < parts; ++i) {
       const Index at = row * padded(cuts.out);
       for (Index o = at; o < at + padded(cuts.out); ++o) sums[o] += sums[i * size + o];
     }
+  });
   return sums;
 }
 
@@ -219,9 +214,7 @@ void gradient_of_weight(const Conv& conv, const float* grad, const float* x, flo
   if (conv.images == 0) return std::fill(result, result + conv.weights(), 0.0f);
   const float* sums = summed_products(Cuts(conv), grad, x, threads, scratch);
   const Index in = conv.in_channels, out = conv.out_channels, matrix = in * padded(out);
-  const FloatMode mode;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1) firstprivate(mode)
-  for (Index block = 0; block < registers(out); ++block)
+  for_each(registers(out), threads, [&](Index block) {
     for (Index first = 0; first < in; first += SEGMENT) {
       const Index count = std::min(SEGMENT, in - first);
       Vec products[POINTS], kernels[SEGMENT * TAPS];
@@ -233,6 +226,7 @@ void gradient_of_weight(const Conv& conv, const float* grad, const float* x, flo
       from_lanes(kernels, count * TAPS, result + (block * LANES * in + first) * TAPS, in * TAPS,
                  std::min<Index>(LANES, out - block * LANES));
     }
+  });
 }
 
 }  // namespace abele::winograd::ABELE_LENGTH

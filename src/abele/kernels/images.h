@@ -1,8 +1,6 @@
 // Blocks of samples as images of lanes, and the threads that share the work on them.
 #pragma once
 
-#include <omp.h>
-
 #include "lanes.h"
 
 namespace abele {
@@ -21,9 +19,7 @@ struct Team {
     for (Index t = first; t < first + count; ++t) body(t);
   }
   void wait() const {
-    if (size > 1) {
-#pragma omp barrier
-    }
+    if (size > 1) meet();
   }
 };
 
@@ -41,16 +37,15 @@ int with_teams(Index blocks, int threads, Body body) {
     return 1;
   }
   int started = 1;
-  const FloatMode mode;
-#pragma omp parallel num_threads(threads) firstprivate(mode)
-  {
-    const int thread = omp_get_thread_num(), size = omp_get_num_threads();
+  const bool apart = blocks_per_thread(blocks, threads);
+  const auto work = [&](int thread, int size) {
     if (thread == 0) started = size;
-    if (blocks_per_thread(blocks, threads))
+    if (apart)
       body(Team{0, 1, part(blocks, size, thread)}, thread);
     else
       body(Team{thread, size, {0, blocks}}, thread);
-  }
+  };
+  on_threads(threads, work, !apart);
   return started;
 }
 

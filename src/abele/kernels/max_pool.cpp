@@ -49,9 +49,7 @@ struct Row {
 template <class Body>
 void each_row(const Images& images, int threads, Body body) {
   const Index windows = images.columns() * images.channels;
-  const FloatMode mode;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1) firstprivate(mode)
-  for (int t = 0; t < threads; ++t) {
+  for_each(threads, threads, [&](Index t) {
     auto [done, left] = part(images.count * images.rows(), threads, t);
     while (left > 0) {
       const Index image = done / images.rows(), first = done % images.rows();
@@ -61,7 +59,7 @@ void each_row(const Images& images, int threads, Body body) {
         body(Row{first + i, large + 2 * i * images.row(), (done + i) * windows});
       done += count, left -= count;
     }
-  }
+  });
 }
 
 // Even and odd columns of sixteen.

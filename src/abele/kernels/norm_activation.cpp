@@ -3,7 +3,6 @@
 // A row holds the channels of one pixel. Rows are taken in groups of a few dozen floats, a multiple
 // of both the channels and a register, so that every channel count fills its registers. Sums are
 // kept for parts of fixed size and added in their order: threads do not change the result.
-#include <omp.h>
 
 #include <algorithm>
 #include <array>
@@ -117,29 +116,30 @@ const double* two_sums(const Layout& layout, int threads, Scratch& scratch, Make
   double* sums = scratch.zeros<double>(2 * channels);
   double* partial = scratch.zeros<double>(layout.parts * 2 * channels);
   double* lanes = scratch.take<double>(threads * 2 * group);
-  const FloatMode mode;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1) firstprivate(mode)
-  for (Index part = 0; part < layout.parts; ++part) {
-    double* mine = partial + part * 2 * channels;
-    double* wide = lanes + omp_get_thread_num() * 2 * group;
-    std::fill(wide, wide + 2 * group, 0.0);
-    layout.each_block(part, [&](Index first, Index end) {
-      each_lane(group, [&](auto n, Index lane) {
-        add_block<n()>(layout, first, end, lane, wide, make);
+  on_threads(threads, [&](int thread, int size) {
+    double* wide = lanes + thread * 2 * group;
+    const Part own = part(layout.parts, size, thread);
+    for (Index at = own.begin; at < own.begin + own.size; ++at) {
+      double* mine = partial + at * 2 * channels;
+      std::fill(wide, wide + 2 * group, 0.0);
+      layout.each_block(at, [&](Index first, Index end) {
+        each_lane(group, [&](auto n, Index lane) {
+          add_block<n()>(layout, first, end, lane, wide, make);
+        });
       });
-    });
-    if (layout.has_rest(part))
-      for (Index i = 0; i < layout.rest; ++i) {
-        float a = 0.0f, b = 0.0f;
-        make(0.0f, i)(layout.groups * group + i, a, b);
-        wide[i] += a, wide[group + i] += b;
-      }
-    for (Index r = 0; r < group; r += channels)
-      for (Index c = 0; c < channels; ++c) {
-        mine[c] += wide[r + c];
-        mine[channels + c] += wide[group + r + c];
-      }
-  }
+      if (layout.has_rest(at))
+        for (Index i = 0; i < layout.rest; ++i) {
+          float a = 0.0f, b = 0.0f;
+          make(0.0f, i)(layout.groups * group + i, a, b);
+          wide[i] += a, wide[group + i] += b;
+        }
+      for (Index r = 0; r < group; r += channels)
+        for (Index c = 0; c < channels; ++c) {
+          mine[c] += wide[r + c];
+          mine[channels + c] += wide[group + r + c];
+        }
+    }
+  });
   for (Index part = 0; part < layout.parts; ++part)
     for (Index i = 0; i < 2 * channels; ++i) sums[i] += partial[part * 2 * channels + i];
   return sums;
@@ -148,9 +148,7 @@ const double* two_sums(const Layout& layout, int threads, Scratch& scratch, Make
 // make(zero, lane) gives what is done with the element at a position.
 template <class Make>
 void each_element(const Layout& layout, int threads, Make make) {
-  const FloatMode mode;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1) firstprivate(mode)
-  for (Index part = 0; part < layout.parts; ++part) {
+  for_each(layout.parts, threads, [&](Index part) {
     layout.each_block(part, [&](Index first, Index end) {
       each_lane(layout.group, [&](auto count, Index lane) {
         constexpr int N = count();
@@ -161,7 +159,7 @@ void each_element(const Layout& layout, int threads, Make make) {
     });
     if (layout.has_rest(part))
       for (Index i = 0; i < layout.rest; ++i) make(0.0f, i)(layout.groups * layout.group + i);
-  }
+  });
 }
 
 // `added`, unless null, is added before the activation.

@@ -3,19 +3,17 @@
 
 #include <tuple>
 
-#include "float_mode.h"
 #include "math.h"
+#include "threads.h"
 
 namespace abele {
 
-using Part = void (*)(const void* run, Index begin, Index end);
+using Call = void (*)(const void* run, Index begin, Index end);
 
-// Calls part(run, begin, end) for `parts` parts of 0..n, one for each thread.
-static __attribute__((noinline, unused)) void share_parts(Index n, int parts, Part part,
+// Calls call(run, begin, end) for `parts` parts of 0..n, one for each thread.
+static __attribute__((noinline, unused)) void share_parts(Index n, int parts, Call call,
                                                           const void* run) {
-  const FloatMode mode;
-#pragma omp parallel for num_threads(parts) schedule(static, 1) firstprivate(mode)
-  for (int each = 0; each < parts; ++each) part(run, n * each / parts, n * (each + 1) / parts);
+  for_each(parts, parts, [&](Index i) { call(run, n * i / parts, n * (i + 1) / parts); });
 }
 
 // A part of a loop; what it knows is copied, so that the compiler can have it in registers.

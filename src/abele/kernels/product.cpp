@@ -4,6 +4,8 @@
 // registers while it runs along the inner dimension, and b is packed so that it reads that in order.
 // Threads share c, never a sum, and the inner dimension is cut at places that depend on its size
 // alone: any number of threads gives the same bits.
+#include <atomic>
+
 #include "blocks.h"
 #include "few_rows.h"
 #include "long_sums.h"
@@ -282,18 +284,16 @@ void multiply_in_halves(const AbeleProduct& p, const Share& share, int threads, 
   const bool apart = shared || cuts_of(halves[1].inner) > 1;
   const Each<float> work = memory.each<float>(WORK, shared ? 2 : 1);
   float* second = apart ? memory.take<float>(p.rows * p.columns) : nullptr;
-  const FloatMode mode;
-#pragma omp parallel for num_threads(2) if (shared) schedule(static, 1) firstprivate(mode)
-  for (int which = 0; which < 2; ++which) {
+  for_each(2, shared ? 2 : 1, [&](Index which) {
     Share half = halves[which];
     if (which == 1) half.added = !apart;
     if (which == 1 && apart) half.c = second, half.c_row = p.columns;
     multiply(half, work.of(shared ? which : 0));
-  }
-#pragma omp parallel for num_threads(2) if (shared) schedule(static) firstprivate(mode)
-  for (Index row = 0; row < (apart ? p.rows : 0); ++row)
+  });
+  for_each(apart ? p.rows : 0, shared ? 2 : 1, [&](Index row) {
     for (Index i = 0; i < p.columns; ++i)
       share.c[row * p.c_row + i] += second[row * p.columns + i];
+  });
 }
 
 // How many parts of the columns; threads / this many are those of the rows. What counts is how much
@@ -358,9 +358,10 @@ Index row_blocks(const AbeleProduct& p, Index rows, int threads) {
 
 // Packs all of b; pieces are taken one after the other, so that no thread waits for a slower one.
 void pack_all(const AbeleProduct& p, const float* b, float* packed, int threads) {
-  const FloatMode mode;
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic) firstprivate(mode)
-  for (Index i = 0; i < pieces(p); ++i) pack_piece(p, b, packed, i);
+  std::atomic<Index> next{0};
+  on_threads(threads, [&](int, int) {
+    for (Index i; (i = next++) < pieces(p);) pack_piece(p, b, packed, i);
+  });
 }
 
 // Calls then(c, rows) when c has these rows of a product. If c is null they lie in memory of the thread,
@@ -378,9 +379,7 @@ void multiply_rows(AbeleProduct p, const float* a, const float* b, float* c, Ind
   const Index room = A_WORK + kept + (unpacked ? p.inner * whole_columns(p.columns) : 0);
   const Each<float> work = memory.each<float>(room, threads);
   const Blocks all(blocks, threads, memory);
-  const FloatMode mode;
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1) firstprivate(mode)
-  for (int thread = 0; thread < threads; ++thread) {
+  for_each(threads, threads, [&](Index thread) {
     float *mine = work.of(thread), *packed = mine + A_WORK + kept;
     for (Index i = 0; i < unpacked; ++i) pack_piece(p, b, packed, i);
     AbeleProduct ready = p;
@@ -395,7 +394,7 @@ void multiply_rows(AbeleProduct p, const float* a, const float* b, float* c, Ind
       multiply(now, mine);
       then(now.c, rows);
     }
-  }
+  });
 }
 
 // Threads share tiles of c.
@@ -404,12 +403,10 @@ void multiply_long_sums(const AbeleProduct& p, const float* a, const float* b, f
   const Index tiles = long_sums::tiles_of(p);
   const int parts = static_cast<int>(std::min<Index>(threads, tiles));
   const Each<Vec> sums = memory.each<Vec>(ceil_div(tiles, parts) * long_sums::TILE, parts);
-  const FloatMode mode;
-#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1) firstprivate(mode)
-  for (int i = 0; i < parts; ++i) {
+  for_each(parts, parts, [&](Index i) {
     const Part own = part(tiles, parts, i);
     long_sums::multiply_tiles(p, a, b, c, own.begin, own.begin + own.size, sums.of(i));
-  }
+  });
 }
 
 // Whether threads take rows of a product one after the other. There have to be enough, and all of b has to
@@ -443,13 +440,11 @@ void product(const AbeleProduct& p, const float* a, const float* b, float* c, in
     return multiply_rows(p, a, b, c, row_blocks(p, ROWS_AT_ONCE, threads), 0, threads, memory,
                          [](const float*, Part) {});
   const Each<float> work = memory.each<float>(compute.room, threads);
-  const FloatMode mode;
-#pragma omp parallel for num_threads(threads) schedule(static, 1) firstprivate(mode)
-  for (int thread = 0; thread < threads; ++thread) {
+  for_each(threads, threads, [&](Index thread) {
     const Part some = alone ? part(p.count, threads, thread) : Part{0, p.count};
     for (Index i = some.begin; i < some.begin + some.size; ++i)
       compute(alone ? nth(i) : share_of(p, nth(i), threads, across, thread), work.of(thread));
-  }
+  });
 }
 
 }  // namespace abele

@@ -9,12 +9,14 @@ import functools
 import hashlib
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Collection
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
 
-#: Sources of the functions in abi.h, which need only the C++ library and OpenMP, with the
+#: Sources of the functions in abi.h, which need only the C++ library and threads, with the
 #: compile time by g++ 12 in CPU seconds; the longest comes first.
 KERNELS = {
     "product.cpp": 4.3,
@@ -59,14 +61,16 @@ KINDS = {
     "sgd": ("updates.cpp",),
 }
 
+_OPENMP = ("-std=c++17", "-fopenmp")
+# What own_threads.h needs, the threads of kernels where a compiler lacks OpenMP.
+_OWN_THREADS = ("-std=c++20", "-pthread")
 # No -ffast-math: NaN and infinity must keep their meaning.
 _FLAGS = (
-    "-std=c++17",
+    *_OPENMP,
     "-O3",
     "-ffp-contract=fast",
     "-fno-math-errno",
     "-fno-trapping-math",
-    "-fopenmp",
     "-fPIC",
     "-fvisibility=hidden",
     "-Wno-psabi",
@@ -114,6 +118,25 @@ def flags(level: str | None) -> tuple[str, ...]:
     return (*_FLAGS, f"-march={level}", *wide)
 
 
+@functools.cache
+def has_openmp(compiler: str) -> bool:
+    """Return whether a compiler has OpenMP; Apple's clang and zig have not."""
+    if sys.platform == "linux" and Path(compiler).name.startswith("g++"):
+        return True  # GCC, known without starting it
+    header = (compiler, "-fopenmp", "-x", "c++", "-include", "omp.h", "-E", os.devnull)
+    try:
+        return subprocess.run(header, capture_output=True, check=False).returncode == 0
+    except OSError:
+        return True  # compiling says what is wrong
+
+
+def fitting(compiler: str, flags: Collection[str]) -> tuple[str, ...]:
+    """Return flags for a compiler: without OpenMP if it has none, with our own threads then."""
+    if has_openmp(compiler):
+        return tuple(flags)
+    return (*_OWN_THREADS, *(flag for flag in flags if flag not in _OPENMP))
+
+
 def compiling(compiler: str, source: str, flags: Collection[str]) -> list[str]:
     """Return the command that compiles a kernel source, without its output (``-o``).
 
@@ -122,12 +145,13 @@ def compiling(compiler: str, source: str, flags: Collection[str]) -> list[str]:
         source: a name in this folder, or a path.
         flags: for the compiler.
     """
-    return [compiler, *flags, "-c", str(FOLDER / source)]
+    return [compiler, *fitting(compiler, flags), "-c", str(FOLDER / source)]
 
 
 def linking(compiler: str, objects: Collection[str], library: str) -> list[str]:
     """Return the command that links the objects of all ``KERNELS`` to a shared library."""
-    return [compiler, "-shared", "-fopenmp", "-s", "-o", library, *objects]
+    flags = fitting(compiler, ("-fopenmp",))
+    return [compiler, "-shared", *flags, "-s", "-o", library, *objects]
 
 
 @functools.cache

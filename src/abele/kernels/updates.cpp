@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "abi.h"
-#include "float_mode.h"
 #include "half.h"
+#include "threads.h"
 
 namespace {
 
@@ -14,14 +14,14 @@ namespace {
 template <class Tensor, class Run>
 int for_each_piece(const Tensor* tensors, int64_t count, int threads, const Run& run) {
   constexpr int64_t PIECE = 16384;
-  const abele::FloatMode mode;
-#pragma omp parallel num_threads(threads) if (threads > 1) firstprivate(mode)
-  for (int64_t k = 0; k < count; ++k) {
-    const int64_t size = tensors[k].size, pieces = (size + PIECE - 1) / PIECE;
-#pragma omp for schedule(static) nowait
-    for (int64_t piece = 0; piece < pieces; ++piece)
-      run(tensors[k], piece * PIECE, std::min(size, (piece + 1) * PIECE));
-  }
+  abele::on_threads(threads, [&](int thread, int team) {
+    for (int64_t k = 0; k < count; ++k) {
+      const int64_t size = tensors[k].size;
+      const auto [first, own] = abele::part((size + PIECE - 1) / PIECE, team, thread);
+      for (int64_t piece = first; piece < first + own; ++piece)
+        run(tensors[k], piece * PIECE, std::min(size, (piece + 1) * PIECE));
+    }
+  });
   return ABELE_OK;
 }
 

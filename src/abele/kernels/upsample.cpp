@@ -111,13 +111,11 @@ int each_row(const AbeleUpsample& p, Index from, Index rows, Index row_size, Row
   return guarded([&](Scratch& memory) {
     const Index room = 2 * p.width * p.channels;
     float* work = memory.take<float>(room * threads);
-    const FloatMode mode;
-#pragma omp parallel for num_threads(threads) schedule(static, 1) if (threads > 1) firstprivate(mode)
-    for (int t = 0; t < threads; ++t) {
+    for_each(threads, threads, [&](Index t) {
       const auto [begin, count] = part(p.images * rows, threads, t);
       for (Index i = begin; i < begin + count; ++i)
         run(p, x + i / rows * from, i % rows, work + t * room, y + i * row_size);
-    }
+    });
   });
 }
 

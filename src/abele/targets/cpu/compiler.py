@@ -6,7 +6,9 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import importlib.util
 import os
+import shlex
 from collections.abc import Collection
 from pathlib import Path
 
@@ -14,9 +16,9 @@ import torch
 
 from abele import arena, processor
 from abele.errors import CompilerError
-from abele.kernels import build, packaged, self_test
+from abele.kernels import build, packaged, self_test, sources
 from abele.kernels.build import cache_folder, tool_output
-from abele.kernels.sources import FLAGS, compiler
+from abele.kernels.sources import FLAGS, fitting
 from abele.storage import atomic
 
 __all__ = ["compiler", "identity", "instruction_set", "kernel_problem", "with_planned_places"]
@@ -28,9 +30,38 @@ _ENVIRONMENT = (
     *("CCC_OVERRIDE_OPTIONS", "CCC_ADD_ARGS"),
 )
 # Macros of the compiler and, by ``cstddef``, of the C++ library and the C library.
-_MACROS = (*FLAGS, "-x", "c++", "-include", "cstddef", "-dM", "-E", os.devnull)
+_MACROS = ("-x", "c++", "-include", "cstddef", "-dM", "-E", os.devnull)
 _ELF = b"\x7fELF"
 _NAMES = ("g++", "gcc", "clang")
+
+
+# zig spells the levels of x86-64 otherwise.
+_ZIG = """#!/bin/sh
+for argument; do
+  shift
+  case $argument in -march=x86-64-*) argument=-march=x86_64_${{argument#-march=x86-64-}} ;; esac
+  set -- "$@" "$argument"
+done
+exec {} c++ "$@"
+"""
+
+
+def compiler() -> str | None:
+    """Return the path of the C++ compiler; that of the package ``ziglang`` if there is no other."""
+    return sources.compiler() or (None if os.environ.get("CXX") else _zig())
+
+
+@functools.cache
+def _zig() -> str | None:
+    found = importlib.util.find_spec("ziglang")
+    if found is None or found.origin is None:
+        return None
+    script = cache_folder() / "zig-c++"
+    with contextlib.suppress(OSError):
+        atomic.write_text(script, _ZIG.format(shlex.quote(str(Path(found.origin).with_name("zig")))))
+        script.chmod(0o755)
+        return str(script)
+    return None
 
 
 @functools.cache
@@ -73,14 +104,15 @@ def _identity(
     A query takes 15 ms. A compiler's binary is identified by size and time; a script or ``ccache``
     is not, so each process queries those.
     """
-    name = repr((real, size, mtime_ns, variables, instruction_set(), _MACROS))
+    name = repr((real, size, mtime_ns, variables, instruction_set(), FLAGS, _MACROS))
     kept = cache_folder() / f"compiler_{hashlib.sha256(name.encode()).hexdigest()[:16]}.txt"
     keeps = _tells_by_its_file(real)
     if keeps:
         with contextlib.suppress(OSError, UnicodeDecodeError):
             return kept.read_text(encoding="utf-8")
     try:
-        version, macros = tool_output([path, "--version"]), tool_output([path, *_MACROS])
+        version = tool_output([path, "--version"])
+        macros = tool_output([path, *fitting(path, FLAGS), *_MACROS])
     except CompilerError:
         return f"unknown: {real}"  # whoever compiles with it gets the message
     digest = hashlib.sha256("\0".join((version, macros, repr(variables))).encode()).hexdigest()[:12]

@@ -129,7 +129,8 @@ def command(
     else:
         quick = _QUICK_FLAGS if len(text) >= _LONG and gcc else ()
         flags = (*quick, *headers.arguments(path, instruction_set()))
-    parts = [path, *FLAGS, *reads, *flags, f"-I{headers.FOLDER}", f"-I{sources.FOLDER}", source]
+    flags = (*sources.fitting(path, FLAGS), *reads, *flags)
+    parts = [path, *flags, *headers.INCLUDES, source]
     called, objects = kernels_of(text), conservative_objects
     if objects is None:
         objects = kernels.linkable(path, instruction_set(), called) if called else []

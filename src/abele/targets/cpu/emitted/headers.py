@@ -20,6 +20,8 @@ from abele.kernels import sources
 from abele.storage import temporary
 
 FOLDER = Path(__file__).parent / "cpp"
+#: Where files look for them; not for <math.h>, which system headers include.
+INCLUDES = ("-iquote", str(FOLDER), "-iquote", str(sources.FOLDER))
 #: What files include: from this folder, and from that of the kernels, which have some of it too.
 NAMES = (
     *("math.h", "half.h", "activations.h", "parallel.h", "sums.h", "norms.h", "losses.h"),
@@ -50,8 +52,8 @@ def make(compiler: str, instruction_set: str) -> None:
         with temporary.folder(kernels.cache_folder()) as folder:
             header = Path(folder) / path.name
             header.write_text(_text(), encoding="utf-8")
-            include = [f"-I{FOLDER}", f"-I{sources.FOLDER}"]
-            command = [compiler, *sources.FLAGS, *include, "-x", "c++-header", str(header)]
+            flags = sources.fitting(compiler, sources.FLAGS)
+            command = [compiler, *flags, *INCLUDES, "-x", "c++-header", str(header)]
             kernels.tool_output([*command, "-o", str(_read(header))])
             for old in path.parent.glob(f"{_NAME}*.gch"):  # 40 MB each; their headers do as well
                 old.unlink(missing_ok=True)
