@@ -58,7 +58,9 @@ def _zig() -> str | None:
         return None
     script = cache_folder() / "zig-c++"
     with contextlib.suppress(OSError):
-        atomic.write_text(script, _ZIG.format(shlex.quote(str(Path(found.origin).with_name("zig")))))
+        atomic.write_text(
+            script, _ZIG.format(shlex.quote(str(Path(found.origin).with_name("zig"))))
+        )
         script.chmod(0o755)
         return str(script)
     return None
