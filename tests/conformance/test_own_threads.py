@@ -79,7 +79,7 @@ def test_every_part_runs_once_whoever_runs_it(tmp_path):
 def test_kernels_without_openmp_pass_their_self_test(kinds, tmp_path):
     names = sorted({source for kind in kinds for source in sources.KINDS[kind]})
     library = str(tmp_path / "kernels.so")
-    with mock.patch.object(sources, "has_openmp", lambda _compiler: False):
+    with mock.patch.object(sources, "has_openmp", return_value=False):
         flags = [each for each in sources.fitting(COMPILER, sources.FLAGS) if each != "-O3"]
         objects = compiled(tmp_path, names, ["-O1", *flags])
         subprocess.run(sources.linking(COMPILER, objects, library), check=True)

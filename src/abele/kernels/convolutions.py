@@ -7,6 +7,7 @@ limits come from ``benchmarks/convolutions.py``.
 from __future__ import annotations
 
 import dataclasses
+import platform
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -46,13 +47,11 @@ class Convolution:
 
     @property
     def suits_kernels(self) -> bool:
-        """True if abele's kernels may support the convolution: 2D, float32, AVX2 or better."""
-        capability = torch.backends.cpu.get_cpu_capability()
-        return (
-            self.image.dim() == 4
-            and self.image.dtype is torch.float32
-            and capability in ("AVX2", "AVX512")
-        )
+        """True if abele's kernels may support the convolution: 2D, float32, wide registers."""
+        # torch calls x86-64 without AVX2 so, and ARM without SVE, whose registers do.
+        wide = torch.backends.cpu.get_cpu_capability() != "DEFAULT"
+        wide = wide or platform.machine() in ("aarch64", "arm64")
+        return self.image.dim() == 4 and self.image.dtype is torch.float32 and wide
 
     @property
     def reads_channels_last(self) -> bool:

@@ -2,6 +2,8 @@
 // processors, and momentum that fades away ends there.
 #pragma once
 
+#include <cstdint>
+
 #if defined(__SSE__)
 #include <immintrin.h>
 #endif
@@ -41,6 +43,15 @@ class FloatMode {
   static constexpr unsigned FLUSHED = 0x8040, HAPPENED = 0x3f;
   static unsigned current() { return _mm_getcsr() & ~HAPPENED; }
   static void set(unsigned mode) { _mm_setcsr(mode); }
+#elif defined(__aarch64__)
+  // Flush to zero (Arm architecture reference manual, FPCR.FZ), of operands and results.
+  static constexpr unsigned FLUSHED = 1u << 24;
+  static unsigned current() {
+    uint64_t mode;
+    asm volatile("mrs %0, fpcr" : "=r"(mode));
+    return static_cast<unsigned>(mode);
+  }
+  static void set(unsigned mode) { asm volatile("msr fpcr, %0" : : "r"(uint64_t{mode})); }
 #else
   static constexpr unsigned FLUSHED = 0;
   static unsigned current() { return 0; }

@@ -49,8 +49,8 @@ class Cpu(HostTarget):
         wanted = os.environ.get("CXX") or "g++ or clang++"
         return (
             f"no C++ compiler was found (looked for {wanted} on PATH). "
-            "Install one (Debian: apt-get install g++; without rights: pip install abele[compiler]) "
-            "or set CXX to its path."
+            "Install one (Debian: apt-get install g++; where you may not: pip install "
+            "'abele[compiler]') or set CXX to its path."
         )
 
     def setup_seconds_left(self, needed: Collection[str] | None = None) -> float:

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -135,7 +136,9 @@ def command(
     if objects is None:
         objects = kernels.linkable(path, instruction_set(), called) if called else []
     parts += objects
-    return [*parts, f"-L{library.parent}", "-ltorch_cpu", "-o", result]
+    # On ARM, sgemm_ is in a library that torch's needs: a linker would leave out torch's.
+    needed = ("-Wl,--no-as-needed",) if sys.platform == "linux" else ()
+    return [*parts, f"-L{library.parent}", *needed, "-ltorch_cpu", "-o", result]
 
 
 def _compiler() -> str:
