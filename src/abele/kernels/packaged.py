@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ LIBRARY = "kernels.so"
 
 def level() -> str | None:
     """Return the x86-64 level that kernels are compiled for; None: for this processor only."""
-    return sources.level(processor.listed())
+    # An emulator of another processor may show the flags of the one below it.
+    return sources.level(processor.listed()) if platform.machine() == "x86_64" else None
 
 
 def folder() -> Path | None:
