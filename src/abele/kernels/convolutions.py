@@ -7,8 +7,8 @@ limits come from ``benchmarks/convolutions.py``.
 from __future__ import annotations
 
 import dataclasses
-import platform
 import math
+import platform
 from collections.abc import Callable, Sequence
 from typing import Any
 

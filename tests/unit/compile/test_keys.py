@@ -447,6 +447,7 @@ def test_code_of_another_compiler_has_another_key_but_runs_here(program, monkeyp
 # Modules that lowerings import, and that decide nothing about code.
 NEUTRAL = {
     "abele",
+    "abele.compilers",  # starts them
     "abele.errors",
     "abele.cpython",
     "abele.libraries",  # which frames are the user's

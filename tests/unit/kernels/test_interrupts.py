@@ -13,7 +13,7 @@ from abele.storage import temporary
 
 LIMIT_S = 10.0
 COMPILER = """#!/bin/sh
-[ "$1" = --version ] && exit
+case $1 in --version | -fopenmp) exit ;; esac
 sleep 60 &
 echo $! >> {noted}
 wait
