@@ -20,6 +20,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from abele import systems
 from abele.errors import AbeleError
 from abele.version import __version__
 
@@ -93,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(words)
     except BrokenPipeError:
         _write_no_more()
-        return 128 + signal.SIGPIPE
+        return systems.PIPE_CLOSED
     except KeyboardInterrupt as interrupt:
         said = " ".join(("interrupted", *map(str, interrupt.args)))
         print(f"{' '.join(('abele', *words[:1]))}: {said}", file=sys.stderr)
@@ -115,7 +116,7 @@ def _flush() -> None:
     except OSError as error:
         _write_no_more()
         if isinstance(error, BrokenPipeError):
-            raise SystemExit(128 + signal.SIGPIPE) from None
+            raise SystemExit(systems.PIPE_CLOSED) from None
         print(f"abele: standard output cannot be written: {error.strerror}.", file=sys.stderr)
         raise SystemExit(1) from None
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Sequence
+
+from abele import systems
 
 
 class Lock:
@@ -52,4 +53,4 @@ def _renew_all() -> None:
         lock.renew()
 
 
-os.register_at_fork(after_in_child=_renew_all)
+systems.after_fork(_renew_all)

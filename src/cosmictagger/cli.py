@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from abele import systems
 from cosmictagger import __version__
 from cosmictagger.errors import ConfigError, CosmicTaggerError
 
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + getattr(error, "signal", signal.SIGINT)
     except BrokenPipeError:  # who reads has seen enough, such as ``head``
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        return systems.PIPE_CLOSED
     finally:
         sys.argv = before
 

@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
-from gctools.system import System
+from gctools.system import System, UnsupportedSystemError
 
 UNKNOWN = "N/A"
 
@@ -57,10 +57,19 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
 def parse(made: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the arguments of a gc command; ends the process quietly if its pipe is closed."""
     if arguments is None and sys.stdout is not None:
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        if hasattr(signal, "SIGPIPE"):
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         with contextlib.suppress(OSError):  # of a pipe that somebody else has written to
             sys.stdout.reconfigure(errors="replace")  # type: ignore[attr-defined]
     return made.parse_args(arguments)
+
+
+def here(made: argparse.ArgumentParser) -> System:
+    """Return the ``System`` of this machine; ends the process with a sentence if it has none."""
+    try:
+        return System.here()
+    except UnsupportedSystemError as problem:
+        made.exit(1, f"{made.prog}: {problem}\n")
 
 
 def _version() -> str:

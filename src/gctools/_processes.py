@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import platform
 import stat
 import time
 from collections.abc import Iterator
@@ -111,7 +112,7 @@ def _namespace(system: System) -> str | None:
 
 
 def _host(system: System) -> str:
-    return system.text(system.proc / "sys/kernel/hostname") or os.uname().nodename
+    return system.text(system.proc / "sys/kernel/hostname") or platform.node()
 
 
 def _is_alive(system: System, record: dict[str, Any], owner: int) -> bool:

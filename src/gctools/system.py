@@ -2,12 +2,17 @@
 
 import importlib
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 RUNTIME_FOLDER = "ABELE_RUNTIME_DIR"
+
+
+class UnsupportedSystemError(OSError):
+    """The operating system has no folders that describe devices and processes."""
 
 
 @dataclass
@@ -30,7 +35,15 @@ class System:
 
     @classmethod
     def here(cls) -> Self:
-        """Return the ``System`` of this machine."""
+        """Return the ``System`` of this machine.
+
+        Raises:
+            UnsupportedSystemError: it does not run Linux.
+        """
+        if sys.platform != "linux":
+            raise UnsupportedSystemError(
+                "The gc tools read the folders /proc and /sys of Linux, and this is another system."
+            )
         system = cls()
         try:
             system.nvml = importlib.import_module("pynvml")

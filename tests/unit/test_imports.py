@@ -34,6 +34,7 @@ ORDERS = {
             "libraries",
             "compilers",
             "processor",
+            "systems",
             "cpython",
             "locks",
             "storage",
@@ -76,7 +77,7 @@ def packages_of(path):
 
 ORDERED = [path for path in FILES if packages_of(path)]
 # What the application uses of the engine itself; programs it sees through the front-ends only.
-SERVICES = {"storage", "collectives", "errors", "processor", "report", "version", "warn"}
+SERVICES = {"storage", "collectives", "errors", "processor", "report", "systems", "version", "warn"}
 # The one room for private names of torch serves all packages; the original's popdist derives from
 # the other.
 SUPPORTED = ("abele._torch", "poptorch.options._DistributedOptions")

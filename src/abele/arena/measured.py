@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from abele import _torch
+from abele import _torch, systems
 from abele.arena.places import Allocation
 from abele.arena.running import available, recorded
 from abele.containers import is_sequence
@@ -176,7 +175,7 @@ def _can_be_extrapolated(node: torch.fx.Node) -> bool:
 
 def _is_small(node: torch.fx.Node) -> bool:
     touched = sum(each.meta["val"].nbytes for each in node.all_input_nodes)
-    return touched <= _SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return touched <= _SHARE * (systems.memory() or math.inf)
 
 
 def _extrapolated(few: _Inside, more: _Inside, batch: int) -> _Inside | None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import filelock
 
+from abele import systems
 from abele.compile import executable_file, keys
 from abele.compile.executable import Executable
 from abele.compile.executable_file import SUFFIX
@@ -108,7 +109,7 @@ class ExecutableCache:
             f"{self.folder.absolute()}/{key}".encode(errors="surrogateescape")
         ).hexdigest()
         # Not in the folder: locks of network drives are another matter, and their files stay.
-        locks = Path(tempfile.gettempdir()) / f"abele-locks-{os.getuid()}"
+        locks = Path(tempfile.gettempdir()) / f"abele-locks-{systems.user()}"
         try:
             files.make_private(locks)  # whoever else made it could hold a lock for ever
             # Two owners of a lock that was deleted only compile twice.

@@ -22,6 +22,7 @@ from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from abele import processor
 from abele.kernels.build import cache_folder
 from abele.program import Program, all_nodes
 from abele.storage import atomic
@@ -158,5 +159,4 @@ def _is_quick(cpu_s: float, *, once: bool) -> bool:
 
 
 def _first() -> float:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return FIRST if cores is None or cores > 1 else FIRST_OF_ONE_CORE
+    return FIRST if processor.cores() > 1 else FIRST_OF_ONE_CORE

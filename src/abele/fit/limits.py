@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 from pathlib import Path
 
 import torch
 
+from abele import systems
 from abele.errors import LimitError
 
 _UNITS = {
@@ -119,8 +119,14 @@ def of_device(name: str, named: str = MK2) -> Limit:
 
 
 def host_memory() -> int:
-    """Return the host memory in bytes that the machine and the control group allow."""
-    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Return the host memory in bytes that the machine and the control group allow.
+
+    Raises:
+        LimitError: the system does not say.
+    """
+    size = systems.memory()
+    if size is None:
+        raise LimitError("This system does not say how much memory it has; give a size, as 8GiB.")
     for path in map(Path, _GROUPS):
         try:
             size = min(size, int(path.read_text(encoding="utf-8")))

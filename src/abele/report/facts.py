@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from abele import processor
+from abele import processor, systems
 from abele.compile.build import BuildRecord
 from abele.compile.executable import Executable
 from abele.containers import is_sequence
@@ -51,18 +51,11 @@ def machine() -> record.Machine:
         processor=processor.name(),
         cores=processor.cores(),
         threads=torch.get_num_threads(),
-        memory_bytes=_memory_bytes(),
+        memory_bytes=systems.memory() or 0,
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
         torch=torch.__version__,
     )
-
-
-def _memory_bytes() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return 0
 
 
 def build(made: BuildRecord) -> record.Build:

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from abele import systems
 from abele.storage.atomic import is_full, replacing
 
 FILE = "journal.jsonl"
@@ -199,7 +200,7 @@ class JournalWriter:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / FILE
         self.path.unlink(missing_ok=True)
-        self._flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | systems.OWN
         self._file = os.open(self.path, self._flags, 0o666)
         self._reserve: Path | None = folder / f".{FILE}.reserve"
         self._reserve.write_bytes(bytes(RESERVE_BYTES))

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from abele import systems
 from abele.storage import files, temporary
 
 ENVIRONMENT = "ABELE_RUNTIME_DIR"
@@ -78,8 +79,7 @@ def _forget() -> None:
     _known.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+systems.after_fork(_forget)
 
 
 def folder() -> Path:
@@ -94,11 +94,7 @@ def folder() -> Path:
     of_session = os.environ.get("XDG_RUNTIME_DIR")
     if of_session and os.access(of_session, os.W_OK):
         return Path(of_session) / "abele"
-    return Path(tempfile.gettempdir()) / f"abele-{_user()}"
-
-
-def _user() -> int:
-    return os.getuid() if hasattr(os, "getuid") else 0
+    return Path(tempfile.gettempdir()) / f"abele-{systems.user()}"
 
 
 def _gpu(device: torch.device) -> dict[str, str]:
@@ -165,7 +161,7 @@ def _sweep(folder: Path) -> None:
 def _delete_if_left(path: Path, pid: int, started: int) -> None:
     """Delete a registry file if its process has ended, or after a week on another machine."""
     status = path.lstat()
-    if status.st_uid != _user() or status.st_size > _MOST_BYTES:
+    if status.st_uid != systems.user() or status.st_size > _MOST_BYTES:
         return
     ours = False
     if path.suffix == ".json":

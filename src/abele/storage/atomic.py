@@ -8,6 +8,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import BinaryIO
 
+from abele import systems
 from abele.storage import temporary
 
 #: Suffix of a file that is being written, or that a killed process left.
@@ -57,6 +58,8 @@ def is_full(error: OSError) -> bool:
 
 def _settle(folder: Path) -> None:
     """Flush a folder to disk, as a power failure might lose a file's new name."""
+    if not systems.POSIX:  # folders are no files there
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

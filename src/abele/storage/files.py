@@ -11,6 +11,8 @@ from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
+from abele import systems
+
 _LONGEST = 255  # bytes of a name; Linux's file systems take no more
 
 
@@ -20,7 +22,7 @@ def open_regular(path: Path) -> BinaryIO:
     Raises:
         OSError: there is no such file, it may not be read, or it is no ordinary file.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    handle = os.open(path, os.O_RDONLY | systems.OWN | systems.UNBLOCKED)
     mode = os.fstat(handle).st_mode
     if not stat.S_ISREG(mode):
         os.close(handle)
@@ -43,9 +45,9 @@ def make_private(path: Path, mode: int = 0o700) -> None:
     """
     path.mkdir(mode=mode, parents=True, exist_ok=True)
     status = path.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != systems.user():
         raise OSError(f"{path} is not a folder of this user's own")
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if systems.others_write(status):
         raise OSError(f"{path} can be written by other users")
 
 
@@ -102,7 +104,7 @@ def exclusive_file(file: Path) -> Generator[None]:
         BlockingIOError: another process holds it.
         OSError: the file cannot be created.
     """
-    handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    handle = os.open(file, os.O_RDWR | os.O_CREAT | systems.OWN, 0o666)
     try:
         with contextlib.suppress(ImportError):  # not on this system
             import fcntl

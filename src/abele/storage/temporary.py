@@ -11,12 +11,15 @@ import contextlib
 import functools
 import hashlib
 import os
+import platform
 import re
 import shutil
 import tempfile
 import time
 from collections.abc import Generator
 from pathlib import Path
+
+from abele import systems
 
 _PROC = Path("/proc")
 _PATTERN = re.compile(r"abele-([0-9a-f]{8})-(\d+)-(\d+)-.*")
@@ -58,9 +61,9 @@ def sweep(parent: str | os.PathLike[str] | None = None) -> None:
 
 def _delete_if_left(entry: os.DirEntry[str], machine: str, pid: int, since: int) -> None:
     status = entry.stat(follow_symlinks=False)
-    if status.st_uid != os.geteuid():
+    if status.st_uid != systems.user():
         return
-    same_machine = machine == this_machine()
+    same_machine = systems.POSIX and machine == this_machine()
     if runs(pid, since) if same_machine else time.time() - status.st_mtime < ABANDONED_S:
         return
     if entry.is_dir(follow_symlinks=False):
@@ -88,6 +91,8 @@ def runs(process: int, since: int) -> bool:
     # Other users' processes may be hidden, and there may be no /proc: a signal still tells.
     if (_PROC / "self/stat").exists() and (_PROC / "1/stat").exists():
         return False
+    if not systems.POSIX:  # signal 0 is Ctrl-C there
+        return True
     try:
         os.kill(process, 0)
     except PermissionError:
@@ -116,5 +121,5 @@ def namespace() -> str | None:
 @functools.cache
 def this_machine() -> str:
     """Return an identifier of this machine, its boot and its PID namespace."""
-    text = f"{boot()} {namespace()} {os.uname().nodename}"
+    text = f"{boot()} {namespace()} {platform.node()}"
     return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, NoReturn
 
+from abele import systems
 from popdist._run import command_line, launch, placement, shim
 from popdist._run.command_line import NO_EFFECT, OPTIONS, Problem
 from popdist._run.output import logger, set_up_log
@@ -52,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if text is not None:
             _show(text)
             return 0
+        if problem := systems.elsewhere("poprun starts and ends processes by parts of"):
+            raise Problem(f"{problem} A single instance needs no poprun: python PROGRAM.")
         return _run(options, program)
     except Problem as problem:
         logger.error("%s", problem)
@@ -63,9 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _show(text: str) -> None:
     """Print text of poprun; end the process if the pipe is closed (``| head``)."""
-    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL) if systems.POSIX else None
     print(text, flush=True)
-    signal.signal(signal.SIGPIPE, before)
+    if before is not None:
+        signal.signal(signal.SIGPIPE, before)
 
 
 def _run(explicit: dict[str, Any], program: list[str]) -> int:

@@ -5,7 +5,6 @@ import dataclasses
 import ipaddress
 import json
 import os
-import resource
 import secrets
 import shutil
 import signal
@@ -14,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from abele import systems
 from popdist._run import command_line, output, placement, shim, ssh
 from popdist._run.command_line import NOT_FOUND, Problem
 from popdist._run.output import Relay, Screen, logger
@@ -152,7 +152,7 @@ def check_subnet(text: str | None) -> None:
 
 
 _SHOWN = 10  # last lines of the instance that failed first
-_PIPE_CLOSED = 128 + signal.SIGPIPE
+_PIPE_CLOSED = systems.PIPE_CLOSED
 
 
 def launch(plan: Plan, program: Sequence[str], settings: Settings) -> int:
@@ -278,6 +278,8 @@ class _Run:
 
 
 def _allow_files(count: int) -> None:
+    import resource  # which Windows lacks, where --help works
+
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
     if now != unlimited and now < count:

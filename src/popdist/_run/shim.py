@@ -27,7 +27,7 @@ ORDERS = "POPRUN_INSTANCE"
 REMOTE = "--remote"
 EXITED, KILLED, STOPPED, MISSING, SSH = "exited", "killed", "stopped", "missing", "ssh"
 _SET_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36  # of prctl(2)
-_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_STOPPING = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")  # Windows lacks two
 _SSH_FAILED = 255
 
 
@@ -61,7 +61,7 @@ class _Process:
         self.orders = orders
         self.process: subprocess.Popen[bytes] | None = None
         self.stop_signal: int | None = None  # the first signal that should end us
-        for number in _STOPPING:
+        for number in (getattr(signal, name) for name in _STOPPING):
             signal.signal(number, self.stop)
         signal.signal(signal.SIGALRM, self.kill)
 

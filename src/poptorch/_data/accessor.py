@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import torch
 
+from abele import systems
 from poptorch import processes as distributed
 from poptorch._data import accessor_worker
 from poptorch._data.slots import Lender, Slots
@@ -253,6 +254,11 @@ def _start_method() -> str:
 def _launch(
     job: accessor_worker.Job, strategy: SharingStrategy
 ) -> tuple[multiprocessing.Process, Connection]:
+    if not systems.POSIX:
+        raise error(
+            "AsynchronousDataAccessor shares memory with its process by parts of Linux and macOS, "
+            "which Windows lacks: use a DataLoader in its mode Sync"
+        )
     if strategy is not SharingStrategy.Fork:
         job = dataclasses.replace(job, parsers=structure.sendable(job.parsers))
     context: Any = multiprocessing.get_context(_START_METHODS[strategy])

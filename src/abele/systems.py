@@ -1,0 +1,61 @@
+"""Parts of the standard library that only some operating systems have: users, groups, memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import sys
+from collections.abc import Callable
+
+#: Flags of ``os.open`` for files that started programs do not inherit, read byte by byte.
+OWN = sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NOINHERIT", "O_BINARY"))
+#: A flag of ``os.open``: a pipe blocks nobody.
+UNBLOCKED = getattr(os, "O_NONBLOCK", 0)
+#: Exit status of a program whose reader has ended, as shells have it; ``SIGPIPE`` is 13.
+PIPE_CLOSED = 128 + 13
+#: Whether processes have groups, signals beyond ``SIGTERM``, and files an owner.
+POSIX = sys.platform != "win32"
+_NAMES = {"darwin": "macOS", "win32": "Windows"}
+
+
+def elsewhere(subject: str) -> str | None:
+    """Return a sentence that something needs Linux and this is another system; None on Linux."""
+    system = _NAMES.get(sys.platform, sys.platform)
+    return None if sys.platform == "linux" else f"{subject} Linux, and this is {system}."
+
+
+def user() -> int:
+    """Return the user's number; 0, as files have it, on systems whose users have none."""
+    return os.geteuid() if hasattr(os, "geteuid") else 0
+
+
+def others_write(status: os.stat_result) -> bool:
+    """Return whether a file's permission bits, where they mean something, let others write it."""
+    return POSIX and bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+
+
+def memory() -> int | None:
+    """Return the machine's memory in bytes; None if it is unknown."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def after_fork(function: Callable[[], None]) -> None:
+    """Have a function called in each forked child, where there is a fork."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=function)
+
+
+def end_group(process: int) -> None:
+    """Kill a process and its group; the process alone on systems without groups.
+
+    Raises:
+        OSError: it has ended, or is somebody else's.
+    """
+    if POSIX:
+        os.killpg(process, signal.SIGKILL)
+    else:
+        os.kill(process, signal.SIGTERM)
