@@ -43,6 +43,11 @@ def memory() -> int | None:
         return None
 
 
+def load() -> float:
+    """Return how many threads of the machine ran lately, on average; 0 if it is unknown."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+
+
 def after_fork(function: Callable[[], None]) -> None:
     """Have a function called in each forked child, where there is a fork."""
     if hasattr(os, "register_at_fork"):

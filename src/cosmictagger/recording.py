@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from abele import systems
 from abele.storage import atomic
 
 T = TypeVar("T")
@@ -387,7 +388,7 @@ def closing_lines(iterations: list[float], images: float) -> list[str]:
                 f"Total time to batch process {words}: {sum(times):.4f}, "
                 f"throughput: {rates[name]:.4f}"
             )
-    times, busy = sorted(iterations[2:]), os.getloadavg()[0] > (os.cpu_count() or 1) + 1
+    times, busy = sorted(iterations[2:]), systems.load() > (os.cpu_count() or 1) + 1
     if busy and len(times) > 9 and times[-1] > 100 * times[0] and torch.get_num_threads() > 1:
         lines.append(
             f"Steps took {times[0]:.2g} to {times[-1]:.2g} s: their threads wait for each other "

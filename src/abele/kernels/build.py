@@ -32,7 +32,7 @@ from abele.storage.files import folder_lock
 LIBRARY = "library"
 _LINK_S = 0.2  # that linking it takes, in the same unit as ``KERNELS``
 #: Advice in errors of kernels that cannot be compiled.
-ADVICE = "Set CXX to another C++ compiler (g++ 11 or clang++ 14, or later)."
+ADVICE = "Set CXX to another C++ compiler (g++ 11, or clang++ 14 with OpenMP, or later)."
 #: Seconds to wait for another process that compiles the same kernels.
 WAITS_S = 120.0
 

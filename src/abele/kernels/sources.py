@@ -88,7 +88,9 @@ LEVELS = {
 
 
 def compiler() -> str | None:
-    """Return the path of the C++ compiler of this machine, or None."""
+    """Return the path of the C++ compiler of this machine, or None; Windows has none that fits."""
+    if sys.platform == "win32":
+        return None
     names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++"]
     return next((path for path in map(shutil.which, names) if path), None)
 

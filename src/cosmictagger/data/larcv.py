@@ -579,7 +579,8 @@ def _reserve(descriptor: int, size: int) -> None:
     HDF5 writes when it sees fit. When a write fails then, it tells nobody or ends the process
     (seen with HDF5 2.0), so it must not be the one that finds the disk full.
     """
-    os.posix_fallocate(descriptor, 0, size + _SLACK)
+    if hasattr(os, "posix_fallocate"):  # macOS and Windows lack it
+        os.posix_fallocate(descriptor, 0, size + _SLACK)
 
 
 def _tables(layout: Layout) -> dict[str, np.dtype]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 from collections.abc import Collection, Mapping
@@ -17,7 +16,7 @@ from abele.kernels import build, packaged, sources
 from abele.kernels.build import Making
 from abele.passes.of_lowerings.recurrent import recurrent_loops
 from abele.targets.base import Lowering
-from abele.targets.cpu.compiler import compiler, identity, instruction_set
+from abele.targets.cpu.compiler import compiler, identity, instruction_set, why_unusable
 from abele.targets.cpu.emitted import headers
 from abele.targets.cpu.emitted.build import fingerprint as emitter_fingerprint
 from abele.targets.cpu.emitted.lowering import Emitted
@@ -40,18 +39,14 @@ class Cpu(HostTarget):
 
     def cannot_compile(self, lowerings: Collection[str] | None = None) -> str | None:
         """Return why no C++ compiler is available, or None if one is or none is needed."""
-        if compiler() is not None:
+        reason = why_unusable()
+        if reason is None:
             return None
         names = lowerings or ()
         compiled = any(self.lowering(name).compiles for name in names)
         if OpByOp.name in names and not compiled and packaged.folder() is not None:
             return None
-        wanted = os.environ.get("CXX") or "g++ or clang++"
-        return (
-            f"no C++ compiler was found (looked for {wanted} on PATH). "
-            "Install one (Debian: apt-get install g++; where you may not: pip install "
-            "'abele[compiler]') or set CXX to its path."
-        )
+        return reason
 
     def setup_seconds_left(self, needed: Collection[str] | None = None) -> float:
         """Return the seconds of compiling missing library kernels and the allocator."""

@@ -9,12 +9,13 @@ import hashlib
 import importlib.util
 import os
 import shlex
+import sys
 from collections.abc import Collection
 from pathlib import Path
 
 import torch
 
-from abele import arena, processor
+from abele import arena, processor, systems
 from abele.errors import CompilerError
 from abele.kernels import build, packaged, self_test, sources
 from abele.kernels.build import cache_folder, tool_output
@@ -31,6 +32,7 @@ _ENVIRONMENT = (
 )
 # Macros of the compiler and, by ``cstddef``, of the C++ library and the C library.
 _MACROS = ("-x", "c++", "-include", "cstddef", "-dM", "-E", os.devnull)
+_INSTALL = "macOS: brew install gcc" if sys.platform == "darwin" else "Debian: apt-get install g++"
 _ELF = b"\x7fELF"
 _NAMES = ("g++", "gcc", "clang")
 
@@ -123,6 +125,25 @@ def _identity(
         with contextlib.suppress(OSError):
             atomic.write_text(kept, said)
     return said
+
+
+def why_unusable() -> str | None:
+    """Return why no C++ compiler can compile programs here; None if one probably can."""
+    path = compiler()
+    if path is None and not systems.POSIX:
+        return systems.elsewhere("compiled programs need")
+    if path is None:
+        wanted = os.environ.get("CXX") or "g++ or clang++"
+        return (
+            f"no C++ compiler was found (looked for {wanted} on PATH). Install one ({_INSTALL}; "
+            "where you may not: pip install 'abele[compiler]') or set CXX to its path."
+        )
+    if sys.platform != "darwin" or sources.has_openmp(path):
+        return None
+    return (
+        f"{path} has no OpenMP, and without it no program has been compiled on macOS yet. "
+        f"Install a compiler that has it ({_INSTALL}) and set CXX to its path."
+    )
 
 
 def _tells_by_its_file(real: str) -> bool:
