@@ -16,13 +16,13 @@ UNBLOCKED = getattr(os, "O_NONBLOCK", 0)
 PIPE_CLOSED = 128 + 13
 #: Whether processes have groups, signals beyond ``SIGTERM``, and files an owner.
 POSIX = sys.platform != "win32"
-_NAMES = {"darwin": "macOS", "win32": "Windows"}
+_NAMES = {"linux": "Linux", "darwin": "macOS", "win32": "Windows"}
 
 
 def elsewhere(subject: str) -> str | None:
     """Return a sentence that something needs Linux and this is another system; None on Linux."""
     system = _NAMES.get(sys.platform, sys.platform)
-    return None if sys.platform == "linux" else f"{subject} Linux, and this is {system}."
+    return None if system == "Linux" else f"{subject} Linux, and this is {system}."
 
 
 def user() -> int:

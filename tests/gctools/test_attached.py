@@ -128,8 +128,8 @@ def test_what_killed_processes_have_left_is_deleted(folder):
 
 def test_a_folder_that_somebody_else_made_first_is_not_used(folder, monkeypatch):
     folder.mkdir()
-    user = os.getuid()
-    monkeypatch.setattr(device_registry.os, "getuid", lambda: user + 1)
+    user = os.geteuid()
+    monkeypatch.setattr(device_registry.os, "geteuid", lambda: user + 1)
     assert "not a folder of this user's own" in Attachment(Owner(), "cpu", CPU).problem
 
 

@@ -41,6 +41,7 @@ from abele.errors import CompilerError, TargetError
 from abele.passes.trap_exceptions import trap_exceptions
 from abele.program import Program
 from abele.step.config import StepConfig
+from abele.storage import temporary
 from abele.targets import ENVIRONMENT, Target, get_target, requested
 from abele.targets.candidates import candidates, considered
 from abele.warn import warn_user
@@ -363,7 +364,7 @@ def _write_log(error: TargetError, folder: str | Path | None) -> str | None:
             "w",
             encoding="utf-8",
             errors="backslashreplace",
-            dir=folder,
+            dir=folder or temporary.root(),
             prefix="abele-compiler-",
             suffix=".log",
             delete=False,

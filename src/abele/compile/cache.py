@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -109,8 +108,8 @@ class ExecutableCache:
             f"{self.folder.absolute()}/{key}".encode(errors="surrogateescape")
         ).hexdigest()
         # Not in the folder: locks of network drives are another matter, and their files stay.
-        locks = Path(tempfile.gettempdir()) / f"abele-locks-{systems.user()}"
         try:
+            locks = Path(temporary.root()) / f"abele-locks-{systems.user()}"
             files.make_private(locks)  # whoever else made it could hold a lock for ever
             # Two owners of a lock that was deleted only compile twice.
             _delete_old(locks.iterdir(), temporary.ABANDONED_S)

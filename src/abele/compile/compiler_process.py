@@ -16,7 +16,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import weakref
 from pathlib import Path
@@ -168,8 +167,7 @@ class FromCompiler(Later):
         Raises:
             OSError: it cannot be started, or no temporary file be written.
         """
-        temporary.sweep()
-        folder = Path(tempfile.mkdtemp(prefix=temporary.prefix()))
+        folder = Path(temporary.made_folder())
         began = time.thread_time()
         try:
             process = _started(self._command(folder), folder)

@@ -14,7 +14,6 @@ import hashlib
 import os
 import platform
 import shutil
-import tempfile
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -263,5 +262,4 @@ def cache_folder() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK):
             return folder
-    temporary.sweep()
-    return Path(tempfile.mkdtemp(prefix=f"{temporary.prefix()}kernels-"))
+    return Path(temporary.made_folder("kernels-"))
