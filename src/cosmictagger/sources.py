@@ -175,9 +175,17 @@ def _opened(config: Config, path: Path) -> EventFile:
 
 
 def cache_folder() -> Path:
-    """Return the folder of this user's generated events and compiled programs."""
-    chosen = os.environ.get(_CACHE)
-    return Path(chosen) if chosen else Path.home() / ".cache" / "cosmictagger"
+    """Return the folder of this user's generated events and compiled programs.
+
+    Raises:
+        ConfigError: there is no home folder to have it in.
+    """
+    chosen = os.environ.get(_CACHE) or os.path.expanduser("~/.cache/cosmictagger")
+    if chosen.startswith("~"):
+        raise ConfigError(
+            f"There is no home folder for generated events: set {_CACHE} to a folder."
+        )
+    return Path(chosen)
 
 
 def _generated(config: Config, *, held_out: bool) -> Path:

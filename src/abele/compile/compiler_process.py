@@ -37,7 +37,7 @@ from abele.compile.compiling import (
 from abele.compile.executable import Announce, Executable, Failure, Later, Running, lowerings_of
 from abele.compile.keys import key_of
 from abele.errors import CompilerError
-from abele.kernels.build import ADVICE
+from abele.kernels.build import advice
 from abele.program import Program
 from abele.storage import temporary
 from abele.targets.base import Source
@@ -241,7 +241,7 @@ class FromCompiler(Later):
         self.running.compile_s = time.monotonic() - self._began
         failed = results[native.ONCE]
         if failed is not None:
-            problem = f"abele's kernels could not be compiled. {ADVICE}"
+            problem = f"abele's kernels could not be compiled. {advice(failed['log'])}"
             raise CompilerError(problem, log=failed["log"])
         pairs = list(zip(self._files, results[native.PROGRAMS], strict=True))
         for file, result in pairs:
@@ -314,7 +314,7 @@ class _File:
             problem = "failed" if result["code"] else "made no file"
             raise CompilerError(
                 f"Program {self.program.name!r} could not be compiled: the C++ compiler {problem}. "
-                f"{ADVICE}",
+                f"{advice(result['log'])}",
                 log=result["log"],
             )
         compiled = self._written.loaded(self._code.read_bytes())

@@ -24,11 +24,13 @@ from abele.compile.executable import (
     lowerings_of,
 )
 from abele.errors import CompilerError, CorruptExecutable, ProgramError, TargetError
+from abele.kernels.build import FOLDERS
 from abele.program import Program, Role, Slot
 from abele.step.config import StepConfig
 from abele.targets import Target
 from abele.targets.base import Compiled
 from abele.targets.candidates import considered
+from abele.warn import warn_user
 
 # Time budgets of measuring, in seconds: of first runs, which allocate memory, and of the runs that
 # count, for which the first step waits; or this share of the compile time.
@@ -258,11 +260,6 @@ def exchanges(config: StepConfig) -> bool:
 #: compiler failed.
 Ready = Mapping[tuple[str, str], Callable[[], Way]]
 
-_FOLDERS = (
-    "Compiling needs a temporary folder (TMPDIR) and a cache (XDG_CACHE_HOME, else ~/.cache) that "
-    "can be written and have free space."
-)
-
 
 def compile_programs(
     target: Target,
@@ -290,6 +287,9 @@ def compile_programs(
     reason = target.cannot_compile(named)
     if reason is not None:
         raise TargetError(f"Target {target.name!r} cannot compile: {reason}")
+    slow = target.why_slow()
+    if slow is not None:
+        _warn_slow(slow)
     lowered: list[Program] = []
     compiled: dict[str, Compiled] = {}
     chosen: dict[str, ChosenLowering] = {}
@@ -338,6 +338,12 @@ def needed_once(
     return needed
 
 
+@functools.cache
+def _warn_slow(reason: str) -> None:
+    """Warn that compiled programs are slow here, once per process."""
+    warn_user(f"Compiled programs run, but slowly: {reason}.", RuntimeWarning)
+
+
 def _compiled(target: Target, program: Program, name: str) -> Way:
     lowering = target.lowering(name)
     if not lowering.compiles:
@@ -384,7 +390,7 @@ def _way(target: Target, program: Program, name: str, ready: Ready) -> Way:
     except OSError as error:
         raise CompilerError(
             f"Program {program.name!r} could not be compiled, because a file could not be read or "
-            f"written: {error}. {_FOLDERS}"
+            f"written: {error}. {FOLDERS}"
         ) from error
 
 

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import os
 import platform
+import re
 import shutil
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -26,12 +27,17 @@ from abele.kernels import packaged, sources
 from abele.kernels.sources import KERNELS
 from abele.storage import files, temporary
 from abele.storage.files import folder_lock
+from abele.warn import warn_user
 
 #: A pseudo source name: the library of all kernels for Python.
 LIBRARY = "library"
 _LINK_S = 0.2  # that linking it takes, in the same unit as ``KERNELS``
-#: Advice in errors of kernels that cannot be compiled.
+#: Advice in errors of what a compiler rejects, and of files that cannot be read or written.
 ADVICE = "Set CXX to another C++ compiler (g++ 11, or clang++ 14 with OpenMP, or later)."
+FOLDERS = (
+    "Compiling needs a temporary folder (TMPDIR) and a cache (XDG_CACHE_HOME, else ~/.cache) that "
+    "can be written and have free space."
+)
 #: Seconds to wait for another process that compiles the same kernels.
 WAITS_S = 120.0
 
@@ -247,19 +253,38 @@ def tool_output(command: list[str]) -> str:
         raise CompilerError(f"{command[0]} could not be started: {error.strerror}.") from error
     if done.returncode != 0:
         raise CompilerError(
-            f"abele's kernels could not be compiled: {command[0]} failed. {ADVICE}",
+            f"abele's kernels could not be compiled: {command[0]} failed. {advice(done.stderr)}",
             log=f"{' '.join(command)}\n{done.stdout}{done.stderr}",
         )
     return done.stdout
 
 
+def advice(log: str) -> str:
+    """Return what to do about a compiler that failed, by its output."""
+    return FOLDERS if re.search("No space left|Read-only file system", log) else ADVICE
+
+
 @functools.cache
 def cache_folder() -> Path:
-    """Return the user's cache folder, or a temporary folder of this process if not writable."""
+    """Return the user's cache folder, or a temporary folder of this process if not writable.
+
+    Where neither can be written it is one that cannot exist: nothing is found or kept there.
+    """
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = Path(base).absolute() / "abele"  # the program may change its working directory
+    if base.startswith("~"):
+        problem = "There is no home folder for them"
+    else:
+        problem = f"{folder} cannot be written"
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK):
+                return folder
+    warn_user(
+        "Compiled kernels are not kept for the next process, which compiles them again. "
+        f"{problem}: set XDG_CACHE_HOME to a folder that can be written.",
+        RuntimeWarning,
+    )
     with contextlib.suppress(OSError):
-        folder = Path(base).absolute() / "abele"  # the program may change its working directory
-        folder.mkdir(parents=True, exist_ok=True)
-        if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK):
-            return folder
-    return Path(temporary.made_folder("kernels-"))
+        return Path(temporary.made_folder("kernels-"))
+    return Path(os.devnull) / "abele"

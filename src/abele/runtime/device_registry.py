@@ -18,7 +18,6 @@ import os
 import re
 import socket
 import sys
-import tempfile
 import threading
 import time
 import weakref
@@ -87,6 +86,9 @@ def folder() -> Path:
 
     ``ABELE_RUNTIME_DIR`` if it is set; else the session's own folder, which the system empties;
     else one with the user's number among temporary files.
+
+    Raises:
+        OSError: no folder of temporary files can be written.
     """
     chosen = os.environ.get(ENVIRONMENT)
     if chosen:
@@ -94,7 +96,7 @@ def folder() -> Path:
     of_session = os.environ.get("XDG_RUNTIME_DIR")
     if of_session and os.access(of_session, os.W_OK):
         return Path(of_session) / "abele"
-    return Path(tempfile.gettempdir()) / f"abele-{systems.user()}"
+    return Path(temporary.root()) / f"abele-{systems.user()}"
 
 
 def _gpu(device: torch.device) -> dict[str, str]:

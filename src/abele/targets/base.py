@@ -355,6 +355,10 @@ class Target(abc.ABC):
         """Return why programs cannot run on this target here, or ``None`` if they can."""
         return None
 
+    def why_slow(self) -> str | None:
+        """Return why compiled programs are slow on this machine; None if they are not."""
+        return None
+
     def setup_seconds_left(self, needed: Collection[str] | None = None) -> float:
         """Return the CPU seconds of one-time kernel compilation still to be done.
 

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -284,7 +285,8 @@ class CompiledModel:
             captured if cut is None else (*cut.programs, *captured[1:]),
             self.config,
             cache=_cache(options),
-            log_folder=options.log_dir,
+            # By default among temporary files: nobody asked for a file in the current folder.
+            log_folder=None if options.log_dir == os.curdir else options.log_dir,
             progress=progress.on_stage,
             gather=processes.gather_of(self.config),
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from abele import arena
+from abele import arena, processor
 from abele.compilers import compiler_pool
 from abele.errors import CompilerError
 from abele.kernels import build, packaged, sources
@@ -47,6 +47,13 @@ class Cpu(HostTarget):
         if OpByOp.name in names and not compiled and packaged.folder() is not None:
             return None
         return reason
+
+    def why_slow(self) -> str | None:
+        """Return why compiled programs are slow: kernels' vectors, which old processors lack."""
+        known = processor.listed()
+        if platform.machine() not in ("x86_64", "AMD64") or not known or "avx2" in known:
+            return None
+        return f"this processor ({processor.name()}) has no AVX2, which processors have since 2013"
 
     def setup_seconds_left(self, needed: Collection[str] | None = None) -> float:
         """Return the seconds of compiling missing library kernels and the allocator."""

@@ -173,7 +173,7 @@ def compiled(name: str, text: str, *, conservative: bool = False) -> bytes:
             what = "failed" if done.returncode else "made no file"
             raise CompilerError(
                 f"Program {name!r} could not be compiled: the C++ compiler {what}. "
-                f"{kernels.ADVICE}",
+                f"{kernels.advice(done.stderr)}",
                 log=f"{' '.join(parts)}\n{done.stdout}{done.stderr}",
             )
         return Path(result).read_bytes()
