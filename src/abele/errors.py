@@ -155,4 +155,8 @@ class DifferenceError(AbeleError):
 
 
 class TorchVersionError(ImportError):
-    """The installed torch is of a version this project was not tested with."""
+    """The installed torch is too old, or lacks what the capture of programs needs."""
+
+
+class TorchVersionWarning(UserWarning):
+    """The installed torch is newer than the versions this project was tested with."""

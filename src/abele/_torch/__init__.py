@@ -20,47 +20,43 @@ from typing import Any, TypeGuard, cast
 
 import torch
 
-from abele.errors import TorchVersionError
+from abele._torch import versions
+from abele._torch.versions import optional
 from abele.locks import Lock
 
-SUPPORTED = ("2.13",)
+versions.require()
 
-if ".".join(torch.__version__.split(".")[:2]) not in SUPPORTED:
-    raise TorchVersionError(
-        f"abele needs torch {' or '.join(SUPPORTED)}, found {torch.__version__}: it uses names "
-        f"that torch does not promise to keep. Run: pip install torch=={SUPPORTED[-1]}.0"
+with versions.imported():
+    from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        FakeTensor,
+        FakeTensorMode,
+    )
+    from torch.fx.experimental.proxy_tensor import (
+        disable_proxy_modes_tracing,
+        get_proxy_mode,
+        get_proxy_slot,
+        make_fx,
+        track_tensor_tree,
     )
 
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket  # noqa: E402
-from torch._subclasses.fake_tensor import (  # noqa: E402 - after the check
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-)
-from torch.fx.experimental.proxy_tensor import (  # noqa: E402
-    disable_proxy_modes_tracing,
-    get_proxy_mode,
-    get_proxy_slot,
-    make_fx,
-    track_tensor_tree,
-)
-
-from abele._torch.contexts import (  # noqa: E402
-    is_transformed,
-    recomputed_within,
-    with_outer_onednn,
-    without_onednn,
-)
-from abele._torch.graphs import (  # noqa: E402  # noqa: E402
-    Interception,
-    graph_of,
-    laid_out,
-    laid_out_like,
-    prepare_control_flow,
-    static_fakes,
-    view_of,
-)
+    from abele._torch.contexts import (
+        is_transformed,
+        recomputed_within,
+        with_outer_onednn,
+        without_onednn,
+    )
+    from abele._torch.graphs import (
+        Interception,
+        graph_of,
+        laid_out,
+        laid_out_like,
+        prepare_control_flow,
+        static_fakes,
+        view_of,
+    )
 
 __all__ = [
     "DataDependentOutputException",
@@ -157,6 +153,7 @@ def children_by_name(module: torch.nn.Module) -> dict[str, torch.nn.Module | Non
     return module._modules
 
 
+@optional
 @contextlib.contextmanager
 def devices_shown(
     show: Callable[[torch.Tensor, torch.device], torch.device],
@@ -180,6 +177,7 @@ def devices_shown(
         FakeTensor.device = original
 
 
+@optional
 @contextlib.contextmanager
 def unchecked_distributions() -> Generator[None]:
     """Disable the argument checks of torch distributions in a ``with`` block.
@@ -195,6 +193,7 @@ def unchecked_distributions() -> Generator[None]:
         distribution.set_default_validate_args(before)
 
 
+@optional
 @contextlib.contextmanager
 def causal_masks_from(
     value_of: Callable[[torch.Tensor], torch.Tensor | None],
@@ -306,6 +305,7 @@ def is_composite(operator: OpOverload) -> bool:
     return has_kernel(operator.name(), key) and not own
 
 
+@optional
 @contextlib.contextmanager
 def code_when_run() -> Generator[None]:
     """Have traced graphs generate code at their first run, in a ``with`` block.
@@ -327,6 +327,7 @@ def graph_module(
     return _LazyGraphModule(root, graph)
 
 
+@optional
 @contextlib.contextmanager
 def preserve_node_meta() -> Generator[None]:
     """Preserve nodes' source lines and phases when graphs are re-traced, in a ``with`` block."""

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.utils import checkpoint
 
+from abele._torch.versions import optional
+
 # -- parameters ------------------------------------------------------------------------------------
 
 
@@ -38,6 +40,7 @@ def counted_as_parameters(tensors: Iterable[torch.Tensor]) -> Generator[None]:
 # -- activation checkpoints ------------------------------------------------------------------------
 
 
+@optional
 @contextlib.contextmanager
 def recomputed_within(context: Callable[[], Any]) -> Generator[None]:
     """Have checkpoints of this thread recompute within a context, in a ``with`` block.
@@ -49,7 +52,8 @@ def recomputed_within(context: Callable[[], Any]) -> Generator[None]:
         context: returns a context manager, once for each computation.
     """
     module: Any = checkpoint
-    original, thread = module._checkpoint_without_reentrant_generator, threading.get_ident()
+    name, thread = _recomputing(), threading.get_ident()
+    original = getattr(module, name)
 
     def generator(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         @functools.wraps(function)
@@ -60,11 +64,17 @@ def recomputed_within(context: Callable[[], Any]) -> Generator[None]:
         ours = threading.get_ident() == thread
         return original(again if ours else function, *args, **kwargs)
 
-    module._checkpoint_without_reentrant_generator = generator
+    setattr(module, name, generator)
     try:
         yield
     finally:
-        module._checkpoint_without_reentrant_generator = original
+        setattr(module, name, original)
+
+
+def _recomputing() -> str:
+    """Return the name of the function that checkpoints call; another one since torch 2.14."""
+    name = "_checkpoint_without_reentrant_generator"
+    return f"{name}_impl" if hasattr(checkpoint, f"{name}_impl") else name
 
 
 # -- TorchScript functions -------------------------------------------------------------------------

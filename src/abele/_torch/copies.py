@@ -9,11 +9,14 @@ takes more than the rest of a copy. No graph here has any.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from typing import Any, cast
 
 import torch
 from torch.fx.graph import CodeGen
 from torch.fx.node import map_arg
+
+from abele._torch import versions
 
 
 def copied_node(
@@ -30,6 +33,10 @@ def copied_node(
         copied: returns the replacement of each node among the arguments.
         meta: of the copy, instead of the node's.
     """
+    if not versions.tried:
+        made = graph.node_copy(node, copied)
+        made.meta = dict(node.meta if meta is None else meta)
+        return made
     args: Any = map_arg(node.args, copied)
     kwargs: Any = map_arg(node.kwargs, copied)
     untyped: Any = graph
@@ -52,6 +59,10 @@ def new_call(
         args: its arguments, no symbolic sizes among them.
         meta: of the node.
     """
+    if not versions.tried:
+        made = graph.call_function(target, args)
+        made.meta.update(meta)
+        return made
     untyped: Any = graph
     name: str = untyped._graph_namespace.create_name(untyped._target_to_str(target), None)
     new = torch.fx.Node(graph, name, "call_function", target, args, {})
@@ -73,6 +84,10 @@ def copied_graph(graph: torch.fx.Graph) -> torch.fx.Graph:
 
     Node names of a graph are valid and unique, so copies have them without checks.
     """
+    if not versions.tried:
+        plain = deepcopy(graph)
+        plain.set_codegen(CodeGen())
+        return plain
     new = torch.fx.Graph(tracer_cls=graph._tracer_cls)
     untyped: Any = new
     insert = untyped._root._prepend
@@ -113,6 +128,9 @@ def _note_copies(
 
 def called_targets(graph: torch.fx.Graph) -> list[Any]:
     """Return the distinct call targets of a graph."""
+    if not versions.tried:
+        called = (node.target for node in graph.nodes if node.op == "call_function")
+        return list(dict.fromkeys(called))
     untyped: Any = graph
     table = untyped._find_nodes_lookup_table.table
     return [target for (op, target), nodes in table.items() if op == "call_function" and nodes]

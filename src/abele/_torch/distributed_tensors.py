@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from abele._torch import versions
+
 _NAME = "torch.distributed.tensor"
 _UNTYPED: Any = torch._C
 
@@ -47,7 +49,7 @@ def load_when_needed() -> None:
 
     Torch caches the class that it first looks up, so one look-up is made with a stand-in.
     """
-    if _NAME in sys.modules:
+    if not versions.tried or _NAME in sys.modules:
         return
     stand_in: Any = types.ModuleType(_NAME)
     stand_in.DTensor = _DTensor

@@ -20,6 +20,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from abele._torch import versions
+
 _NAME = "torch._dynamo"
 # What a trace imports at its first operators: much that is hidden is defined there, and its half
 # second belongs to the import, not to the first step.
@@ -56,7 +58,7 @@ def load_when_needed() -> None:
     They load it at their first call, to be hidden from it or to read a setting of it. What is
     hidden runs as it is while there is nothing to hide it from. Loader workers do none of that.
     """
-    if multiprocessing.parent_process() is not None or _NAME in sys.modules:
+    if not versions.tried or multiprocessing.parent_process() is not None or _NAME in sys.modules:
         return
     for name in _DEFINING:
         importlib.import_module(name)

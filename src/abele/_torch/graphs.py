@@ -1,50 +1,37 @@
-"""Tracing of functions to FX graphs through torch's private tracer and proxy mode.
-
-``make_fx`` traces alike, but loads both halves of torch's compiler at its first call, for symbolic
-sizes and compiler settings.
-"""
+"""Tracing of functions to FX graphs through torch's proxy mode, and tensors without data."""
 
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
 import importlib
-import inspect
 import sys
-import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch._functorch.config as _config
-import torch.nested._internal.nested_tensor as _nested
-from torch._compile import _disable_dynamo
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     FakeTensor,
-    FakeTensorConverter,
     FakeTensorMode,
     in_kernel_invocation_manager,
 )
-from torch.fx._lazy_graph_module import _make_graph_module
-from torch.fx._symbolic_trace import PH
 from torch.fx.experimental.proxy_tensor import (
-    ProxyTorchDispatchMode,
-    PythonKeyTracer,
-    _MakefxTracer,
     _ProxyTensor,  # pyright: ignore[reportPrivateUsage]
-    _set_make_fx_tracer,
-    disable_autocast_cache,
-    fake_signature,
     get_proxy_mode,
+    make_fx,
     track_tensor_tree,
-    wrap_key,
 )
 from torch.fx.node import map_aggregate
-from torch.utils._python_dispatch import TorchDispatchMode, autograd_would_have_decomposed
+from torch.utils._python_dispatch import autograd_would_have_decomposed
+
+from abele._torch import versions
 
 aten = torch.ops.aten
+
+# Ways that load nothing of torch's compiler; without delay, since ``dynamo`` looks through them.
+_shortcuts: Any = importlib.import_module("abele._torch.shortcuts") if versions.tried else None
 
 # Attribute queries of Python on tensors, for which nothing is traced.
 _OF_LAYOUT = (aten.size.default, aten.stride.default, aten.storage_offset.default)
@@ -62,50 +49,9 @@ def graph_of(
         inputs: fake tensors, one per graph input, in order.
         decompositions: functions to trace instead of operators.
     """
-    return _traced(function, tuple(inputs), decompositions or {})
-
-
-@_disable_dynamo
-def _traced(
-    function: Callable[..., Any],
-    inputs: tuple[torch.Tensor, ...],
-    decompositions: Mapping[OpOverload, Callable[..., Any]],
-) -> torch.fx.GraphModule:
-    importlib.import_module("torch._higher_order_ops.triton_kernel_wrap")  # the tracer names it
-    tracer: Any = PythonKeyTracer()
-    mode = _mode(tracer, decompositions)
-    # Bodies of loops and branches are traced by others like this one.
-    maker: Any = _MakefxTracer(decompositions, "real", False, False, False, False, True)
-    maker.fx_tracer, maker.proxy_mode = tracer, mode
-    called: Any = wrap_key(fake_signature(function, len(inputs)), inputs, tracer, False)
-    with mode, disable_autocast_cache(), _set_make_fx_tracer(maker):
-        graph = tracer.trace(called, (PH,) * len(inputs))
-    return _make_graph_module(tracer.root, graph, inspect.unwrap(function).__name__)
-
-
-def _mode(
-    tracer: PythonKeyTracer, decompositions: Mapping[OpOverload, Callable[..., Any]]
-) -> ProxyTorchDispatchMode:
-    """Create a trace's dispatch mode without its constructor, which loads torch's compiler."""
-    mode: Any = ProxyTorchDispatchMode.__new__(ProxyTorchDispatchMode)
-    base: Any = TorchDispatchMode
-    base.__init__(mode)
-    mode.__dict__ |= {
-        "decomp_layers": 0,
-        "decomposition_table": decompositions,
-        "emulate_precision_casts": False,
-        "enter_stack": [],
-        "pre_dispatch": False,
-        "tracer": tracer,
-        "tracing_mode": "real",
-        "_allow_fake_constant": False,
-        "_decomposition_table_stack": [],
-        "_error_on_data_dependent_ops": True,
-        "_invoke_subgraph_cache": {},
-        "_invoke_subgraph_names": set(),
-        "_mode_key": torch._C._TorchDispatchModeKey.PROXY,
-    }
-    return mode
+    if not versions.tried:
+        return make_fx(function, dict(decompositions or {}))(*inputs)
+    return _shortcuts.traced(function, tuple(inputs), decompositions or {})
 
 
 def traced_operator(
@@ -237,43 +183,11 @@ def static_fakes() -> FakeTensorMode:
     is off: ``operator_cache`` has most of what it would find, and its keys took a fifth
     of a capture.
     """
-    if "torch._dynamo" in sys.modules:
+    if "torch._dynamo" in sys.modules or not versions.tried:
         mode = FakeTensorMode(allow_non_fake_inputs=True, static_shapes=True)
     else:
-        mode = _made_by_hand()
+        mode = _shortcuts.mode_of_a_capture()
     mode.cache_enabled = False
-    return mode
-
-
-def _made_by_hand() -> FakeTensorMode:
-    """Create a fake tensor mode without its constructor.
-
-    That one loads the front-end of torch's compiler for the defaults of two of its settings.
-    """
-    mode: Any = FakeTensorMode.__new__(FakeTensorMode)
-    base: Any = TorchDispatchMode
-    base.__init__(mode)
-    nested: Any = _nested
-    mode.__dict__ |= {
-        "allow_fallback_kernels": True,
-        "allow_meta": _config.fake_tensor_allow_meta,
-        "allow_non_fake_inputs": True,
-        "allow_scalar_outputs": False,
-        "cache_crosscheck_enabled": False,
-        "cache_enabled": True,
-        "enter_stack": [],
-        "fake_tensor_converter": FakeTensorConverter(copy_data=False, export=False),
-        "in_kernel_invocation": False,
-        "nt_tensor_id_counter": nested._tensor_id_counter,
-        "nt_tensor_id_initial_count": nested._tensor_id_counter,
-        "propagate_real_tensors": False,
-        "shape_env": None,
-        "static_shapes": True,
-        "_allow_unsafe_data_ptr_access": _config.fake_tensor_allow_unsafe_data_ptr_access,
-        "_mode_key": torch._C._TorchDispatchModeKey.FAKE,
-        "_stack": None,
-        "_stack_trace": traceback.StackSummary(),
-    }
     return mode
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from abele import _torch, cpython
+from abele._torch import checks
 from abele.capture import forward, gradient_hooks
 from abele.capture.gradients import Gradients, MicroBatch, micro_batch
 from abele.capture.recipe import Call, Recipe, recipe_of, traced
@@ -116,7 +117,12 @@ def capture(
 
 @contextlib.contextmanager
 def tracing() -> Generator[None]:
-    """Lock capture, so that one thread at a time reads and traces a module."""
+    """Lock capture, so that one thread at a time reads and traces a module.
+
+    Raises:
+        TorchVersionError: torch is newer than those tried and lacks what captures need.
+    """
+    checks.require_capture()
     with _torch.TRACING, cpython.uncollected():
         yield
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from abele import cpython, passes
+from abele._torch import checks
 from abele.compile import keys, tiers
 from abele.compile.compiling import (
     Lowered,
@@ -190,6 +191,9 @@ def _build_for(
     wanted: Wanted,
 ) -> Executable:
     record.target = target.name
+    untried = checks.why_not_compiled()
+    if untried is not None and target.name not in (_LAST, "null"):
+        raise TargetError(untried)
     progress("passes", 0.1)
     with record.timed("passes"):
         common = [_common(each, config) for each in programs]

@@ -22,7 +22,7 @@ from torch.autograd import forward_ad
 from torch.utils import checkpoint
 
 from abele import _torch
-from abele._torch import dynamo, graphs
+from abele._torch import contexts, dynamo, shortcuts
 from abele._torch.contexts import counted_as_parameters, scripted_functions_replaced
 
 # Which modes were open before; queues that are compared by what they are.
@@ -228,14 +228,15 @@ def test_checkpoints_compute_again_within_a_context():
         yield
 
     x = torch.ones(3, requires_grad=True)
-    before = checkpoint._checkpoint_without_reentrant_generator
+    name = contexts._recomputing()
+    before = getattr(checkpoint, name)
     with _torch.recomputed_within(context):
         y = checkpoint.checkpoint(lambda each: each.sin().exp(), x, use_reentrant=False)
         assert not opened
     y.sum().backward()
     assert opened == [True]
     torch.testing.assert_close(x.grad, x.detach().cos() * x.detach().sin().exp())
-    assert checkpoint._checkpoint_without_reentrant_generator is before
+    assert getattr(checkpoint, name) is before
 
 
 def test_checkpoints_of_other_threads_are_left_alone():
@@ -318,7 +319,7 @@ def test_subclasses_compute_like_plain_tensors():
 
 
 def test_the_mode_of_a_capture_is_what_its_constructor_makes():
-    made = vars(graphs._made_by_hand())
+    made = vars(shortcuts.mode_of_a_capture())
     expected = vars(_torch.FakeTensorMode(allow_non_fake_inputs=True, static_shapes=True))
     assert made.keys() == expected.keys()
     objects = {"_stack_trace", "fake_tensor_converter"}
@@ -335,9 +336,9 @@ def test_torch_remembers_no_results_of_a_capture():
 
 
 def test_the_mode_of_a_trace_is_what_its_constructor_makes():
-    tracer = graphs.PythonKeyTracer()
-    made = vars(graphs._mode(tracer, {}))
-    expected = vars(graphs.ProxyTorchDispatchMode(tracer, "real"))
+    tracer = shortcuts.PythonKeyTracer()
+    made = vars(shortcuts.mode_of_a_trace(tracer, {}))
+    expected = vars(shortcuts.ProxyTorchDispatchMode(tracer, "real"))
     assert {k: v for k, v in made.items() if k not in _FLAGS} == {
         k: v for k, v in expected.items() if k not in _FLAGS
     }
