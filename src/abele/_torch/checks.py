@@ -58,7 +58,8 @@ def _first(probes: tuple[Callable[[], bool], ...]) -> str | None:
             if not probe():
                 return f"{name} differ"
         except Exception as error:  # noqa: BLE001 - whatever a name that has changed may raise
-            return f"{name} ({type(error).__name__}: {str(error).strip().splitlines()[:1]})"
+            said = (str(error).strip().splitlines() or [""])[0]
+            return f"{name} ({type(error).__name__}: {said})"
     return None
 
 
@@ -134,7 +135,7 @@ def _convolutions_with_activation() -> bool:
     function = _torch.convolution_with_activation()
     if function is None:
         return True
-    x, weight, bias = torch.ones(1, 1, 3, 3), -torch.ones(1, 1, 3, 3), torch.ones(1)
+    x, weight, bias = torch.ones(1, 1, 3, 3), torch.full((1, 1, 3, 3), -0.2), torch.ones(1)
     result = function(x, weight, bias, [1, 1], [1, 1], [1, 1], 1, "relu", [], "")
     return torch.allclose(result, torch.conv2d(x, weight, bias, padding=1).relu())
 

@@ -15,7 +15,7 @@ from abele._torch import FakeTensor
 from helpers.wrapping import inference, options, sgd
 
 # Torch's own, when it scripts or imports its compiler.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit")
 X = torch.arange(6.0).reshape(2, 3)
 
 

@@ -46,7 +46,7 @@ def test_every_name_is_tested_here():
     assert {name for name in names if f"_torch.{name}" not in here} == set()
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_compiled_functions_are_traced_as_what_they_were_made_of():
     function = torch.compile(lambda x: x.sin() + 1)
     with pytest.raises(RuntimeError, match="symbolically trace a dynamo-optimized function"):
@@ -253,7 +253,7 @@ def test_checkpoints_of_other_threads_are_left_alone():
     assert not opened
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script")
 def test_what_torch_func_and_forward_derivatives_see():
     x, seen = torch.ones(3), []
 
@@ -580,7 +580,7 @@ def doubled(x):
     return x * 2
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_a_scripted_function_is_replaced_in_one_context_alone():
     scripted, x = torch.jit.script(doubled), torch.ones(1)
     other = []

@@ -148,7 +148,7 @@ def largest(values, index):
 """
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_scripted_functions_of_the_library_are_captured(tmp_path, monkeypatch):
     package = tmp_path / "torch_spline_conv"
     package.mkdir()

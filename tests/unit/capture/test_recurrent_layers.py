@@ -84,7 +84,7 @@ class GradientOfGradient(Model):
 
 
 # Torch compiles functions for forward derivatives when the first of them is asked for.
-derivatives = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+derivatives = pytest.mark.filterwarnings("ignore:`torch.jit.script")
 
 
 class ForwardDerivative(Model):
