@@ -1,7 +1,7 @@
 """Versions of torch this project was tried with, and what becomes of others.
 
 An older one is refused. A newer one is accepted with one warning: then nothing takes the shortcuts
-through torch whose only gain is time, and ``checks`` probes the private names that remain.
+through torch that only save time, and ``checks`` tries the private names that remain.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import torch
 from abele.errors import TorchVersionError, TorchVersionWarning
 
 SUPPORTED = ("2.13", "2.14", "2.15")
-#: Whether this torch was tried; without, only names that self-checks cover are used.
+#: Whether this project was tried with this torch.
 tried = ".".join(torch.__version__.split(".")[:2]) in SUPPORTED
 
-_RANGE = f"{SUPPORTED[0]} to {SUPPORTED[-1]}"
+_INSTEAD = f"Run: pip install torch=={SUPPORTED[-1]}.0"
 P = ParamSpec("P")
 
 
@@ -31,32 +31,31 @@ def require() -> None:
     Raises:
         TorchVersionError: this torch is older.
     """
-    if tried:
-        return
-    if _series(torch.__version__) < _series(SUPPORTED[0]):
+    series = (re.findall(r"\d+", each)[:2] for each in (torch.__version__, SUPPORTED[0]))
+    found, oldest = (list(map(int, each)) for each in series)
+    if found < oldest:
         raise TorchVersionError(
             f"abele needs torch {SUPPORTED[0]} or newer, found {torch.__version__}: it uses names "
-            f"that torch does not promise to keep. Run: pip install torch=={SUPPORTED[-1]}.0"
+            f"that torch does not promise to keep. {_INSTEAD}"
         )
-    warnings.warn(
-        f"torch {torch.__version__} is newer than abele was tried with ({_RANGE}). Programs are "
-        "compiled if abele's self-checks of it pass, and interpreted otherwise.",
-        TorchVersionWarning,
-        stacklevel=3,
-    )
+    if not tried:
+        how = "Programs are compiled if abele's self-checks of it pass, and interpreted otherwise."
+        warnings.warn(f"{_newer()}. {how}", TorchVersionWarning, stacklevel=3)
 
 
-def missing(found: object) -> TorchVersionError:
-    """Return the error that says what capture misses in a torch that is newer than those tried."""
-    return TorchVersionError(
-        f"torch {torch.__version__} is newer than abele was tried with ({_RANGE}), and lacks what "
-        f"the capture of programs needs: {found}. Run: pip install torch=={SUPPORTED[-1]}.0"
-    )
+def _newer() -> str:
+    known = f"{SUPPORTED[0]} to {SUPPORTED[-1]}"
+    return f"torch {torch.__version__} is newer than abele was tried with ({known})"
+
+
+def lacks(found: object) -> str:
+    """Return a sentence on what captures miss in a torch that is newer than those tried."""
+    return f"{_newer()}, and lacks what the capture of programs needs: {found}. {_INSTEAD}"
 
 
 @contextlib.contextmanager
 def imported() -> Generator[None]:
-    """Explain an import that fails in a ``with`` block because torch has moved a name.
+    """Explain imports that fail in a ``with`` block because torch has moved a name.
 
     Raises:
         TorchVersionError: a name is gone from a torch that was not tried.
@@ -64,18 +63,13 @@ def imported() -> Generator[None]:
     try:
         yield
     except (ImportError, AttributeError) as error:
-        if tried or isinstance(error, TorchVersionError):
-            raise
-        raise missing(error) from error
+        raise (error if tried else TorchVersionError(lacks(error))) from error.__cause__
 
 
 def optional(
     manager: Callable[P, contextlib.AbstractContextManager[None]],
 ) -> Callable[P, contextlib.AbstractContextManager[None]]:
-    """Have a context manager do nothing where an untried torch lacks a name that it uses.
-
-    Most programs run without; others end in an error of their own.
-    """
+    """Have a context manager do nothing where an untried torch lacks a name that it uses."""
 
     @contextlib.contextmanager
     @functools.wraps(manager)
@@ -89,7 +83,3 @@ def optional(
             yield
 
     return where_possible
-
-
-def _series(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])

@@ -66,9 +66,9 @@ def newer(monkeypatch):
     """Let this process take its torch for one that nobody has tried."""
     monkeypatch.setattr(torch, "__version__", NEWER)
     monkeypatch.setattr(versions, "tried", False)
-    checks._failed.cache_clear()
+    checks.failed.cache_clear()
     yield monkeypatch
-    checks._failed.cache_clear()
+    checks.failed.cache_clear()
 
 
 def test_a_newer_torch_computes_the_same_with_one_warning():
@@ -106,21 +106,19 @@ def test_a_newer_torch_may_lack_what_few_programs_need():
 def test_a_newer_torch_that_fails_a_self_check_of_compiled_code_is_interpreted():
     breaks = (
         "from abele._torch import checks\n"
-        "def _convolutions_with_activation():\n"
-        "    return 1 / 0\n"
-        "checks.PROBES['compiled code'] = (_convolutions_with_activation,)"
+        "checks.CHECKS['compiled code'] = [('divisions', lambda: 1 / 0)]"
     )
     losses, warned = _result(_trained(NEWER, breaks, target=""))
     assert losses == _result(_trained(torch.__version__))[0]
     ((category, text),) = warned
     assert category == "FallbackWarning"
-    assert "Running on the slower 'reference' target. torch 9.1.0a0+git1234 was not tried" in text
-    assert "convolutions with activation (ZeroDivisionError: division by zero)" in text
+    assert "Running on the slower 'reference' target. torch 9.1.0a0+git1234 is new" in text
+    assert "divisions (ZeroDivisionError: division by zero)" in text
 
 
 def test_a_forced_target_is_refused_where_a_self_check_fails(newer):
-    newer.setitem(checks.PROBES, "compiled code", (lambda: False,))
-    with pytest.raises(TargetError, match="was not tried and fails a self-check of abele"):
+    newer.setitem(checks.CHECKS, "compiled code", [("lies", lambda: False)])
+    with pytest.raises(TargetError, match="is new and fails a self-check of abele"):
         build.build((), None, target=build.get_target("cpu"))
 
 
@@ -137,7 +135,8 @@ def test_newer_ones_are_accepted_with_a_typed_warning(newer):
 
 @pytest.mark.filterwarnings("error")
 def test_nothing_is_said_or_checked_of_versions_that_were_tried(monkeypatch):
-    monkeypatch.setitem(checks.PROBES, "capture", (lambda: False,))
+    monkeypatch.setitem(checks.CHECKS, "capture", [("lies", lambda: False)])
+    checks.failed.cache_clear()
     versions.require()
     checks.require_capture()
     assert checks.why_not_compiled() is None
@@ -145,21 +144,28 @@ def test_nothing_is_said_or_checked_of_versions_that_were_tried(monkeypatch):
 
 def test_self_checks_pass_and_run_once(newer):
     ran = []
-    first, *others = checks.PROBES["capture"]
-    newer.setitem(checks.PROBES, "capture", (lambda: ran.append(1) or first(), *others))
+    counting = ("counted", lambda: ran.append(1) is None)
+    newer.setitem(checks.CHECKS, "capture", [counting, *checks.CHECKS["capture"]])
     for _ in range(2):
         checks.require_capture()
-    assert checks.failed() == {"capture": None, "compiled code": None}
+        assert checks.why_not_compiled() is None
     assert ran == [1]
+
+
+class Real:
+    """A mode without tensors that have no data."""
+
+    def from_tensor(self, tensor):
+        return tensor
 
 
 # What torch may change, by the self-check that has to notice.
 CHANGES = {
-    "named operators": (_torch, "schema_of", lambda operator: torch.ops.aten.mul.Tensor._schema),
-    "kernels behind operators": (_torch, "kernel_of", lambda operator: torch.sub),
-    "listed hooks": (contexts, "around_step", lambda optimizer: []),
-    "settings of onednn": (_torch, "without_onednn", contextlib.nullcontext),
-    "refused values": (_torch, "laid_out", lambda *_: torch.ones(())),
+    "names of operators": (_torch, "schema_of", lambda operator: torch.ops.aten.mul.Tensor._schema),
+    "kernels of operators": (_torch, "kernel_of", lambda operator: torch.sub),
+    "lists of hooks": (contexts, "around_step", lambda optimizer: []),
+    "settings of oneDNN": (_torch, "without_onednn", contextlib.nullcontext),
+    "refused values": (_torch, "static_fakes", lambda: Real()),
     "traced programs": (_torch, "traced_node", lambda tensor: None),
 }
 
@@ -178,9 +184,8 @@ def test_a_self_check_notices_another_convolution(newer):
     assert "convolutions with activation differ" in checks.why_not_compiled()
 
 
-def test_every_probe_has_a_test_here():
-    names = {each.__name__.strip("_").replace("_", " ") for each in checks.PROBES["capture"]}
-    assert names == set(CHANGES)
+def test_every_self_check_has_a_test_here():
+    assert {name for name, _ in checks.CHECKS["capture"]} == set(CHANGES)
 
 
 def test_a_name_that_is_gone_from_a_tried_version_is_an_error_of_its_own():
