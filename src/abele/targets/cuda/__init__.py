@@ -26,7 +26,7 @@ class Cuda(Target):
     def unavailable(self) -> str | None:
         """Return why no GPU is usable, or None with a CUDA build of torch and a GPU."""
         if torch.version.cuda is None:
-            return "this torch is built without CUDA. Install a CUDA build of torch 2.13."
+            return "this torch is built without CUDA. Install a CUDA build of torch."
         with warnings.catch_warnings():  # of a missing driver, which the reason says anyway
             warnings.simplefilter("ignore")
             usable = torch.cuda.is_available()
