@@ -1,14 +1,4 @@
-"""The command line of abele.
-
-abele report RUN     makes the page of a run, also of one that was killed
-abele prepare        compiles what programs need on this machine
-abele fit SCRIPT     says whether a program fits into a memory
-abele stage SCRIPT   divides a program's model into stages of a pipeline
-abele port SCRIPT    ports a plain PyTorch program
-abele diff SCRIPT A B
-                     says at which operation two ways to run a program diverge
-abele diff RUN RUN2  says how two recorded runs differ
-"""
+"""The command line of abele: subcommands, their help and exit statuses."""
 
 from __future__ import annotations
 
@@ -95,6 +85,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _write_no_more()
         return systems.PIPE_CLOSED
+    except ModuleNotFoundError as missing:
+        if missing.name != "libcst":
+            raise
+        needs = "the package libcst, which is not installed: pip install 'abele[port]'"
+        print(f"abele port needs {needs}.", file=sys.stderr)
+        return 1
     except KeyboardInterrupt as interrupt:
         said = " ".join(("interrupted", *map(str, interrupt.args)))
         print(f"{' '.join(('abele', *words[:1]))}: {said}", file=sys.stderr)

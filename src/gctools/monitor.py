@@ -1,17 +1,13 @@
 """Command ``gc-monitor``: a table of this machine's devices and one of their processes."""
 
 import dataclasses
+import importlib.util
 import json
 import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
-
-from rich.box import ASCII2
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from gctools import _commands
 from gctools._commands import UNKNOWN, clean, elapsed, number
@@ -41,6 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     holds = list_holds(system, devices)
     if options.json:
         print(json.dumps(as_json(devices, holds), indent=1))
+    elif importlib.util.find_spec("rich") is None:
+        missing = "the package rich, which is not installed: pip install 'abele[monitor]'"
+        parser.exit(1, f"gc-monitor needs {missing}, or --json, which needs none.\n")
     else:
         _print_tables([] if options.no_card_info else devices, devices, holds)
     _commands.say_notes(system, "gc-monitor", verbose=options.verbose)
@@ -60,38 +59,39 @@ def _print_tables(shown: Sequence[Device], devices: Sequence[Device], holds: lis
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     limited = is_terminal or os.environ.get("COLUMNS", "").isdigit()
     width = shutil.get_terminal_size().columns if limited else _NO_LIMIT
-    console = Console(width=width, color_system=None)
     sockets = [_device_row(device) for device in shown if device.kind == "CPU"]
     gpus = [_device_row(device) for device in shown if device.kind != "CPU"]
     if shown or not devices:
         counts = f"{_count(len(sockets), 'CPU socket')} and {_count(len(gpus), 'GPU')}"
         print(f"gc-monitor: partition {partition()} [active] has {counts}")
-        _print_table(console, [sockets, gpus])
+        _print_table(width, [sockets, gpus])
         print()
     attached = "Attached" if holds else "No attached"
     print(f"{attached} processes in partition {partition()}")
-    _print_table(console, [list(_hold_rows(device, holds)) for device in (*devices, None)])
+    _print_table(width, [list(_hold_rows(device, holds)) for device in (*devices, None)])
 
 
 def _count(value: int, noun: str) -> str:
     return f"{value} {noun}" if value == 1 else f"{value} {noun}s"
 
 
-def _print_table(console: Console, groups: Sequence[Sequence[Row]]) -> None:
+def _print_table(width: int, groups: Sequence[Sequence[Row]]) -> None:
     """Print a table with a rule between groups of rows; omit columns without values."""
+    from rich import box, console, table, text
+
     rows = [row for group in groups for row in group]
     if not rows:
         return
     titles = [title for title in rows[0] if any(row[title] != UNKNOWN for row in rows)]
-    table = Table(box=ASCII2)
+    drawn = table.Table(box=box.ASCII2)
     for title in titles:
         is_text = title in _TEXTS
-        table.add_column(title, justify="left" if is_text else "right", no_wrap=not is_text)
+        drawn.add_column(title, justify="left" if is_text else "right", no_wrap=not is_text)
     for group in groups:
         for row in group:
-            table.add_row(*(Text(clean(row[title])) for title in titles))
-        table.add_section()
-    console.print(table)
+            drawn.add_row(*(text.Text(clean(row[title])) for title in titles))
+        drawn.add_section()
+    console.Console(width=width, color_system=None).print(drawn)
 
 
 def _device_row(device: Device) -> Row:

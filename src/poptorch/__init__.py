@@ -40,6 +40,7 @@ from poptorch._logging import logger, setLogLevel  # noqa: E402
 from poptorch._state.weights import HostChangeWarning  # noqa: E402
 from poptorch._version import __version__  # noqa: E402
 from poptorch._wrapper.capture import registerPostCompileHook, registerPreCompileHook  # noqa: E402
+from poptorch._wrapper.distribution import OtherPoptorchWarning  # noqa: E402
 from poptorch._wrapper.executor import PoplarExecutor  # noqa: E402
 from poptorch._wrapper.process import (  # noqa: E402
     ipuHardwareIsAvailable,

@@ -35,12 +35,13 @@ def test_the_report_names_what_the_program_called(caplog, monkeypatch):
     assert "Dithering" not in caplog.text
 
 
-def test_a_distribution_of_the_same_name_is_refused(monkeypatch):
+def test_a_distribution_of_the_same_name_is_warned_of(monkeypatch):
     class Vendor:
         version = "3.4.0"
 
     monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Vendor())
-    with pytest.raises(ImportError, match=r"poptorch 3\.4\.0 is installed.*pip uninstall"):
+    words = r"poptorch 3\.4\.0 is installed.*Programs run on abele.*pip uninstall"
+    with pytest.warns(poptorch.OtherPoptorchWarning, match=words):
         distribution.announce()
 
 

@@ -7,6 +7,7 @@ do before they use a newer feature, finds the version that `poptorch.__version__
 import importlib
 import importlib.metadata
 import sys
+import warnings
 from collections.abc import Iterable
 from importlib.metadata import DistributionFinder
 from pathlib import Path
@@ -15,6 +16,10 @@ from poptorch._version import __version__
 
 _NAME = "poptorch"
 _METADATA = f"Metadata-Version: 2.1\nName: {_NAME}\nVersion: {__version__}\n"
+
+
+class OtherPoptorchWarning(UserWarning):
+    """Another distribution called poptorch, such as the original, is installed as well."""
 
 
 class OwnDistribution(importlib.metadata.Distribution):
@@ -50,19 +55,18 @@ class OwnFinder(DistributionFinder):
 
 
 def announce() -> None:
-    """Register the poptorch distribution with Python, after all installed distributions.
-
-    Raises:
-        ImportError: another distribution called poptorch is installed, such as the original.
-    """
+    """Register the poptorch distribution with Python, after all installed distributions."""
     try:
         distribution = importlib.metadata.distribution(_NAME)
     except importlib.metadata.PackageNotFoundError:
         sys.meta_path.append(OwnFinder())
         return
     if not isinstance(distribution, OwnDistribution):
-        raise ImportError(
+        warnings.warn(
             "abele provides the package 'poptorch', but another distribution called poptorch "
-            f"{distribution.version} is installed in the same environment. Keep one of them: "
-            "`pip uninstall poptorch`, or use separate virtual environments."
+            f"{distribution.version} is installed in the same environment. Programs run on abele. "
+            "Keep one of them: `pip uninstall poptorch`, then install abele again, or use separate "
+            "virtual environments.",
+            OtherPoptorchWarning,
+            stacklevel=3,
         )
