@@ -1,9 +1,10 @@
 """Puts compiled kernels into wheels, so that programs need not wait for them on a new machine.
 
-A wheel made on Linux and x86-64 with a C++ compiler brings the kernels for this machine's level of
-x86-64, which takes half a minute of processor time. ``ABELE_WHEEL_KERNELS`` chooses otherwise:
-``none``, or levels such as ``x86-64-v3,x86-64-v4`` for a wheel that goes elsewhere. Where a wheel
-brings none, or those of another level, kernels are compiled when they are first needed.
+A wheel made on Linux with a C++ compiler brings the kernels for this machine's level of processors,
+which takes half a minute of processor time. ``ABELE_WHEEL_KERNELS`` chooses otherwise: ``none``, or
+levels of one architecture, such as ``x86-64-v3,x86-64-v4``, for a wheel that goes elsewhere; with
+``CXX=aarch64-linux-gnu-g++`` also ``armv8.2-a``. Where a wheel brings none, or those of another
+level, kernels are compiled when they are first needed.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class CustomBuildHook(BuildHookInterface):
             return
         build_data["force_include"][self.folder] = "abele/kernels/compiled"
         build_data["pure_python"] = False
-        build_data["tag"] = "py3-none-linux_x86_64"
+        build_data["tag"] = f"py3-none-linux_{architecture(levels)}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove what the wheel has now."""
@@ -101,14 +102,21 @@ def wanted(known: Collection[str], here: str | None, asked: str | None) -> list[
         asked: by the user; None: for ``here``.
 
     Raises:
-        ValueError: there is no such level.
+        ValueError: there is no such level, or they are of several architectures.
     """
     if asked is None:
         return [] if here is None else [here]
     levels = [] if asked == "none" else [each.strip() for each in asked.split(",")]
     if not set(levels) <= set(known):
         raise ValueError(f"{CHOICE} is {asked!r}, but has to be of {', '.join(('none', *known))}.")
+    if len({architecture([each]) for each in levels}) > 1:
+        raise ValueError(f"{CHOICE} is {asked!r}: one wheel is for one architecture.")
     return levels
+
+
+def architecture(levels: list[str]) -> str:
+    """Return the architecture of levels, as tags of wheels name it."""
+    return "x86_64" if levels[0].startswith("x86-64") else "aarch64"
 
 
 def make(sources: Any, compiler: str, level: str, folder: Path) -> None:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 COMPILER = sources.compiler()
 LEVEL = packaged.level()
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
-needs_level = pytest.mark.skipif(LEVEL is None, reason="kernels are compiled ahead for x86-64")
+needs_level = pytest.mark.skipif(LEVEL is None, reason="no level has kernels ahead")
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +57,19 @@ def test_levels_that_do_not_exist_are_refused(hook):
         hook.wanted(sources.LEVELS, None, "x86-64-v9")
 
 
+def test_a_wheel_is_for_one_architecture(hook):
+    assert hook.architecture(["x86-64-v3", "x86-64-v4"]) == "x86_64"
+    assert hook.architecture(["armv8.2-a"]) == "aarch64"
+    with pytest.raises(ValueError, match="one wheel is for one architecture"):
+        hook.wanted(sources.LEVELS, None, "x86-64-v4,armv8.2-a")
+
+
+def test_processors_of_arm_have_a_level():
+    listed = "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm"
+    assert sources.level(listed.split()) == "armv8.2-a"
+    assert sources.level(["fp", "asimd", "evtstrm", "crc32", "cpuid"]) is None
+
+
 class Messages(list):
     """Hatchling's application, as the hook knows it."""
 
@@ -84,7 +97,8 @@ def test_kernels_are_compiled_and_listed(hook, monkeypatch):
     made, data, _ = built(hook, monkeypatch)
     ((folder, place),) = data.pop("force_include").items()
     assert place == "abele/kernels/compiled"
-    assert data == {"pure_python": False, "tag": "py3-none-linux_x86_64"}
+    tag = f"py3-none-linux_{hook.architecture([LEVEL])}"
+    assert data == {"pure_python": False, "tag": tag}
     monkeypatch.setattr(sources, "KERNELS", {"calls.cpp": 0.4})
     monkeypatch.setattr(packaged, "FOLDER", Path(folder))
     packaged._usable.cache_clear()
@@ -154,7 +168,7 @@ def installed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
     subprocess.run([*pip, "-w", str(folder), str(ROOT)], check=True)
-    (wheel,) = folder.glob("abele-*-py3-none-linux_x86_64.whl")
+    (wheel,) = folder.glob("abele-*-py3-none-linux_*.whl")
     zipfile.ZipFile(wheel).extractall(folder / "installed")
     return folder / "installed"
 

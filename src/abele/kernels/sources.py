@@ -79,11 +79,12 @@ _FLAGS = (
 FLAGS = (*_FLAGS, "-march=native")
 
 _V3 = frozenset(("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"))
-#: The levels of x86-64 that kernels are compiled for, with instructions that Linux lists for each;
-#: the highest comes first. Source: "micro-architecture levels" of the x86-64 psABI.
+#: The levels of processors that kernels are compiled for, with instructions that Linux lists for
+#: each; the highest comes first. Source: "micro-architecture levels" of the x86-64 psABI.
 LEVELS = {
     "x86-64-v4": _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
     "x86-64-v3": _V3,
+    "armv8.2-a": frozenset(("asimd", "asimdrdm", "atomics", "crc32")),
 }
 
 
@@ -96,7 +97,7 @@ def compiler() -> str | None:
 
 
 def level(instructions: Collection[str]) -> str | None:
-    """Return the x86-64 level of a processor; None if below all levels or not x86-64.
+    """Return the level of a processor; None if below all levels.
 
     Args:
         instructions: that it has, by Linux's names.
