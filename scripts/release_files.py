@@ -95,7 +95,9 @@ class Table:
         print(f"{step}: {result}", file=sys.stderr, flush=True)
 
     def show(self) -> None:
-        """Print the rows and the total of their seconds."""
+        """Print the rows and the total of their seconds, if any."""
+        if not self.rows:
+            return
         total = ("total", "", sum(seconds for *_, seconds in self.rows))
         print("| step | result | s |\n|---|---|---:|")
         for step, result, seconds in (*self.rows, total):
