@@ -60,8 +60,7 @@ _COMMANDS = {
         ("train.py cpu reference", "train.py cpu half", "before after"),
     ),
 }
-
-
+_MISSING = "abele port needs the package libcst, which is not installed: pip install 'abele[port]'"
 _ALIASES = {"why-different": "diff"}  # names that commands had before
 
 
@@ -88,8 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as missing:
         if missing.name != "libcst":
             raise
-        needs = "the package libcst, which is not installed: pip install 'abele[port]'"
-        print(f"abele port needs {needs}.", file=sys.stderr)
+        print(_MISSING, file=sys.stderr)
         return 1
     except KeyboardInterrupt as interrupt:
         said = " ".join(("interrupted", *map(str, interrupt.args)))

@@ -40,7 +40,7 @@ def test_a_distribution_of_the_same_name_is_warned_of(monkeypatch):
         version = "3.4.0"
 
     monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Vendor())
-    words = r"poptorch 3\.4\.0 is installed.*Programs run on abele.*pip uninstall"
+    words = r"run on abele.*poptorch 3\.4\.0 is installed, too.*pip uninstall"
     with pytest.warns(poptorch.OtherPoptorchWarning, match=words):
         distribution.announce()
 

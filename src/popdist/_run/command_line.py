@@ -6,12 +6,11 @@ import difflib
 import importlib.metadata
 import json
 import re
+import runpy
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from abele.version import __version__
 
 
 class Problem(Exception):
@@ -272,7 +271,7 @@ def default(option: Option) -> str:
 
 
 def _version(text: str | None) -> str:
-    versions = {"poprun": __version__, "torch": _installed("torch")}
+    versions = {"poprun": _own_version(), "torch": _installed("torch")}
     if text == "json":
         return json.dumps(versions)
     return f"poprun {versions['poprun']} (torch {versions['torch']})"
@@ -283,6 +282,11 @@ def _installed(name: str) -> str:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
+
+
+def _own_version() -> str:
+    # Importing abele would load torch, and a source tree has no installed distribution.
+    return runpy.run_path(str(Path(__file__).parents[2] / "abele/version.py"))["__version__"]
 
 
 _KNOWN = ("--tag-output", "-tag-output", "--allow-run-as-root", "-allow-run-as-root")

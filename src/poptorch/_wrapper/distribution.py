@@ -63,10 +63,9 @@ def announce() -> None:
         return
     if not isinstance(distribution, OwnDistribution):
         warnings.warn(
-            "abele provides the package 'poptorch', but another distribution called poptorch "
-            f"{distribution.version} is installed in the same environment. Programs run on abele. "
-            "Keep one of them: `pip uninstall poptorch`, then install abele again, or use separate "
-            "virtual environments.",
+            "Programs run on abele's package 'poptorch', but another distribution called poptorch "
+            f"{distribution.version} is installed, too. Keep one: `pip uninstall poptorch` and "
+            "install abele again, or use separate virtual environments.",
             OtherPoptorchWarning,
             stacklevel=3,
         )

@@ -185,6 +185,8 @@ def test_an_import_beside_a_distribution_of_that_name_warns_once(tmp_path):
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport poptorch; print('runs')"
     done = subprocess.run([python(), "-c", code], capture_output=True, text=True)
     assert done.stdout == "runs\n"
-    words = "<string>:2: OtherPoptorchWarning: abele provides the package 'poptorch', but another "
+    words = (
+        "<string>:2: OtherPoptorchWarning: Programs run on abele's package 'poptorch', but another "
+    )
     assert done.stderr.count("OtherPoptorchWarning") == 1
     assert f"{words}distribution called poptorch 3.3.0 is installed" in done.stderr
