@@ -24,7 +24,7 @@ _HEAD = """\
 # Porting a program with one command
 
 `abele port` turns a plain PyTorch program into a PopTorch program. It writes new files, gives a reason for every line it changes, and runs
-both programs side by side to show that they compute the same.
+both programs side by side to show that they compute the same. `pip install "abele[port]"` brings what it needs.
 
 ```sh
 abele port train.py --scan                              # only say what would happen

@@ -241,14 +241,7 @@ def check(tools: Path, files: list[Path], rows: Table) -> None:
     run(str(tools / "twine"), "check", "--strict", *map(str, files))
     rows.add("twine check --strict", f"{len(files)} files passed")
     for path in files:
-        names = list(contents(path))
-        foreign = [name for name in names if FOREIGN.search(name) and not allowed(path, name)]
-        if foreign:
-            raise Refused(f"{path.name} has {len(foreign)} files that it should not: {foreign[:3]}")
-        if path.stat().st_size > LARGEST[path.suffix]:
-            raise Refused(f"{path.name} has {path.stat().st_size} bytes, more than expected.")
-        if "-linux_" in path.name:
-            raise Refused(f"{path.name}: package indexes take only manylinux tags for Linux.")
+        check_contents(path)
     rows.add("contents", "no tests in wheels, no benchmarks, no libgomp; sizes as expected")
     for path in files:
         if "manylinux" in path.name:
@@ -257,6 +250,21 @@ def check(tools: Path, files: list[Path], rows: Table) -> None:
             if tag not in path.name or not tag:
                 raise Refused(f"auditwheel says of {path.name}:\n{said}")
             rows.add("auditwheel show", tag)
+
+
+def check_contents(path: Path) -> None:
+    """Check the names in an archive, its size and its tag.
+
+    Raises:
+        Refused: it has files that it should not, is too large, or has a tag that indexes refuse.
+    """
+    foreign = [name for name in contents(path) if FOREIGN.search(name) and not allowed(path, name)]
+    if foreign:
+        raise Refused(f"{path.name} has {len(foreign)} files that it should not: {foreign[:3]}")
+    if path.stat().st_size > LARGEST[path.suffix]:
+        raise Refused(f"{path.name} has {path.stat().st_size} bytes, more than expected.")
+    if "-linux_" in path.name:
+        raise Refused(f"{path.name}: package indexes take only manylinux tags for Linux.")
 
 
 def contents(path: Path) -> Iterator[str]:
