@@ -38,7 +38,7 @@ PAGES: dict[str, tuple[str, dict[str, list[str]]]] = {
             ],
             "Hooks": ["registerPreCompileHook", "registerPostCompileHook"],
             "Errors": ["Error", "RecoverableError", "UnrecoverableError", "createPoptorchError"],
-            "Warnings": ["HostChangeWarning"],
+            "Warnings": ["HostChangeWarning", "OtherPoptorchWarning"],
         },
     ),
     "options": (
