@@ -379,6 +379,18 @@ def test_files_by_mode():
     assert (both.data_directory, both.file, both.aux_file) == ("/d", "t.h5", "/b.h5")
 
 
+def test_no_file_to_validate_on_may_be_called_null():
+    config = settled("data.paths.train=/a.h5", "data.paths.val=null")[0]
+    assert (config.data.file, config.data.aux_file) == ("/a.h5", "")
+
+
+def test_names_of_groups_are_other_words_for_their_choices():
+    config = configured("mode.name=inference", "data.name=real", "framework.name=torch")
+    assert (config.mode.displays, config.data.name) == (5, DataKind.real)
+    assert config.mode.name is ModeKind.inference
+    assert config.framework.name == "torch"
+
+
 def test_cuda_is_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     config, notes = noted("run.compute_mode=CUDA")
@@ -424,8 +436,14 @@ def test_the_size_of_synthetic_images():
             ["mode=inference", "data.paths.train=/t.h5"],
             "mode=inference reads data.paths.test, .* Add data.paths.test=FILE",
         ),
-        (["data.paths.tain=/t.h5"], "no key data.paths.tain. Did you mean data.paths.train"),
-        (["data=generated", "data.paths.train=/t.h5"], "paths.train=/t.h5 .* no key data.file"),
+        (
+            ["data.paths.tain=/t.h5"],
+            "no key data.paths.tain with .* mean data.paths.train",
+        ),
+        (["data=generated", "data.paths.train=/t.h5"], "no key data.file with data=generated"),
+        (["run.run_length=3", "run.epochs=4"], "length=3 and run.epochs=4 .* names of run.epochs"),
+        (["data.file=a.h5", "data.paths.train=/b.h5"], "two names of data.file. Give one"),
+        (["mode.name=2"], "mode.name=2 was asked for; choices are train"),
         (["data.version=3"], "data.version=3 was asked for; there are 1 and 2"),
         (["data.random_mode=2"], r"=2 was .* random_blocks \(0\), serial_access \(1\)"),
         (["run.compute_mode=DPCPP"], r"DPCPP was asked for, .*: CPU \(0\)"),

@@ -126,6 +126,7 @@ REFUSED: dict[str, str] = {
 }
 """Choices of version 2.1 of the original that are not available, and why."""
 
+_NAMES_OF_GROUPS = ("mode.name", "data.name", "framework.name")  # other words for the choice
 _FREE = "framework.environment_variables."  # the one place for names of one's own
 _SWITCH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
@@ -177,6 +178,7 @@ def _parsed(text: str) -> tuple[str, str]:
     """Parse a ``key=value`` override; quotes around the value are removed."""
     key, equals, value = text.partition("=")
     key, value = key.lstrip("+"), value.strip()
+    key = key.removesuffix(".name") if key in _NAMES_OF_GROUPS else key
     if not equals or not key or key.startswith("~") or "${" in value:
         raise ConfigError(f"{text} cannot be read as KEY=VALUE.")
     if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
@@ -212,12 +214,15 @@ def _renamed(
     for text, key, value in pairs:
         new = RENAMED.get(f"{key}={value}") or RENAMED.get(key, key)
         new = _UNITS[units] if key == "run.run_length" else new
-        if key.startswith(_PATHS) and value:
-            value = os.path.abspath(value)  # whatever data.data_directory is
+        if key.startswith(_PATHS):  # whatever data.data_directory is
+            value = "" if value in ("", "null") else os.path.abspath(value)
         if "=" in new:
             new, _, value = new.partition("=")
         if key in skipped:
             continue
+        older = next((given for given, taken, _ in result if taken == new), text)
+        if older.partition("=")[0].lstrip("+") != text.partition("=")[0].lstrip("+"):
+            raise ConfigError(f"{older} and {text} were asked for, two names of {new}. Give one.")
         if new != key or not text.endswith(value):
             notes.append(f"{text} is read as {new}={value}.")
         result.append((text, new, value))
@@ -251,7 +256,8 @@ def _set(config: Config, text: str, key: str, value: str) -> None:
     keys = list(leaves(config))
     if key not in keys:
         near = _nearest(key, [*keys, *RENAMED])
-        raise ConfigError(f"{text} was asked for, but there is no key {key}.{near}")
+        where = f" with data={config.data.name.name}" if key.startswith("data.") else ""
+        raise ConfigError(f"{text} was asked for, but there is no key {key}{where}.{near}")
     owner: Any = config
     *path, name = key.split(".")
     for part in path:
