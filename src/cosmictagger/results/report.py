@@ -45,7 +45,8 @@ A vertex is found in the box of the highest score, at the place that the network
 it. Events without a neutrino are left out, and planes in which the vertex is outside of the image.
 """
 _DISTANCES = """
-Centimetres as a rule. Shares of the vertices of a plane that were found so far from where they are.
+Shares of the vertices of a plane that were found so far from where they are, in units of the file:
+centimetres as a rule.
 """
 _MOST_ROWS = 20
 _LATEST = 0.9  # of a training's steps are over where its latest numbers begin
@@ -225,7 +226,7 @@ def _distances(tally: Tally) -> Html:
                 counts[bisect.bisect(_NEAR, distance)] += 1
         rows.append([tag("b", name), *(_share(count, sum(counts), "right") for count in counts)])
     ends = [f"{low} to {high}" for low, high in itertools.pairwise((0, *_NEAR))]
-    heads = ["distance, in units of the file", *ends, f"{_NEAR[-1]} and more"]
+    heads = ["distance", *ends, f"{_NEAR[-1]} and more"]
     return html(table(heads, rows, range(1, len(heads))), tag("p", _DISTANCES))
 
 
