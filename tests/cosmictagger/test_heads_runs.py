@@ -121,6 +121,7 @@ def test_inference_writes_what_heads_say(launched, events, quick_pictures):
     for words in ("Whole events", "Events taken for what", "How far vertices are off"):
         assert page.count(f">{words}<") == 1
     assert f"% of {kinds.count(COSMIC_ONLY)}<" in page
+    assert "<th>distance</th>" in page  # a longer name makes the table wider than the page
     log = (folder / "process.log").read_text()
     assert "Average/VertexDetection: " in log
     assert "loss/vertex/localization: " in log
