@@ -48,7 +48,7 @@ def sentence(capsys) -> str:
 @pytest.mark.parametrize(
     ("name", "match"),
     [
-        ("nowhere", "nowhere.h5 does not exist. Check data.data_directory and data.file"),
+        ("nowhere", "nowhere.h5 does not exist. Check .* data.file, or data.paths"),
         ("cut", "cut.h5 cannot be opened as an HDF5 file: .*truncated.* fetch it again"),
         ("none", "it has no events"),
         ("class", r"step \d: .*class.h5: event 1 of .* has label 7 .* 2 \(neutrino\)"),

@@ -104,10 +104,10 @@ def test_epochs_end_with_the_step_that_completes_them():
     ("overrides", "match"),
     [
         ([ONE_CYCLE], "one_cycle was asked for, .*run.iterations=500. Give run.epochs=N instead"),
-        ([ONE_CYCLE, "run.epochs=5"], "for 5 epochs, of which decay_epochs=5 leave less than one"),
+        ([ONE_CYCLE, "run.epochs=5"], "asked for with 5 epochs, of which decay_epochs=5 leave"),
         (
             ["mode.optimizer.lr_schedule.name=standard", f"{DECAY}=24.5"],
-            "standard was asked for for 25 epochs, of which decay_epochs=24.5",
+            "standard was asked for with 25 epochs, of which decay_epochs=24.5",
         ),
         (
             [ONE_CYCLE, "run.epochs=9", "mode.optimizer.lr_schedule.min_learning_rate=0.01"],

@@ -205,7 +205,7 @@ def _check_schedule(config: Config) -> None:
     total = epochs or STANDARD_EPOCHS
     if total < rates.decay_epochs + 1:
         raise ConfigError(
-            f"{asked} for {total} epochs, of which decay_epochs={rates.decay_epochs:g} leave less "
+            f"{asked} with {total} epochs, of which decay_epochs={rates.decay_epochs:g} leave less "
             "than one for the rise. Use a larger run.epochs, or fewer "
             "mode.optimizer.lr_schedule.decay_epochs."
         )

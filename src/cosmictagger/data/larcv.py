@@ -372,8 +372,8 @@ def _outside(extents: npt.NDArray[np.void], total: int) -> npt.NDArray[np.bool_]
 def _opened(path: Path) -> h5py.File:
     if not path.is_file():
         raise ConfigError(
-            f"The event file {path} does not exist. Check data.data_directory and data.file, or "
-            "make events with `cosmictagger generate`."
+            f"The event file {path} does not exist. Check data.data_directory and data.file, "
+            "or data.paths, or make events with `cosmictagger generate`."
         )
     try:
         return h5py.File(path, "r")
