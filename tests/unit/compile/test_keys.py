@@ -454,6 +454,7 @@ NEUTRAL = {
     "abele.locks",
     "abele.step",
     "abele.step.loss_scaling",  # names of counters
+    "abele.systems",  # what the operating system lacks
     "abele.version",
     "abele.warn",
 }
@@ -463,7 +464,6 @@ ENVIRONMENT = {
     "kernels/sources.py": "CXX: by the compiler's identity",
     "targets/__init__.py": "ABELE_TARGET: by the target's name",
     "targets/candidates.py": "ABELE_LOWERING: as asked",
-    "targets/cpu/__init__.py": "CXX: in a message",
     "targets/cpu/compiler.py": "what compilers read: by the compiler's identity",
     "targets/replay.py": "whether calls are replayed: the same code",
 }

@@ -53,7 +53,12 @@ def interrupted(noted, call):
 
 
 def runs(process):
-    return temporary.started(process) is not None
+    """Whether a process still runs a moment later; a signal takes its time."""
+    for _ in range(100):
+        if temporary.started(process) is None:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def test_an_interrupt_ends_compilers_of_a_pool(compiler):
