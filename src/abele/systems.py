@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import signal
 import stat
 import sys
+import tempfile
 from collections.abc import Callable
 
 #: Flags of ``os.open`` for files that started programs do not inherit, read byte by byte.
@@ -54,13 +55,16 @@ def after_fork(function: Callable[[], None]) -> None:
         os.register_at_fork(after_in_child=function)
 
 
-def end_group(process: int) -> None:
-    """Kill a process and its group; the process alone on systems without groups.
+def temporary_folder() -> str:
+    """Return the folder of temporary files.
 
     Raises:
-        OSError: it has ended, or is somebody else's.
+        OSError: there is none that can be written. The current folder, Python's last resort, is for
+            files that somebody asked for.
     """
-    if POSIX:
-        os.killpg(process, signal.SIGKILL)
-    else:
-        os.kill(process, signal.SIGTERM)
+    found = tempfile.gettempdir()
+    chosen = (os.environ.get(name, "") for name in ("TMPDIR", "TEMP", "TMP"))
+    usual = {os.path.abspath(each) for each in ("/tmp", "/var/tmp", "/usr/tmp", *chosen) if each}
+    if found not in usual and found == os.getcwd():
+        raise FileNotFoundError(errno.ENOENT, "no temporary folder can be written (see TMPDIR)")
+    return found

@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
-from gctools.system import System, UnsupportedSystemError
+from gctools.system import NOT_LINUX, ON_LINUX, System
 
 UNKNOWN = "N/A"
 
@@ -61,15 +61,8 @@ def parse(made: argparse.ArgumentParser, arguments: Sequence[str] | None) -> arg
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         with contextlib.suppress(OSError):  # of a pipe that somebody else has written to
             sys.stdout.reconfigure(errors="replace")  # type: ignore[attr-defined]
-    return made.parse_args(arguments)
-
-
-def here(made: argparse.ArgumentParser) -> System:
-    """Return the ``System`` of this machine; ends the process with a sentence if it has none."""
-    try:
-        return System.here()
-    except UnsupportedSystemError as problem:
-        made.exit(1, f"{made.prog}: {problem}\n")
+    options = made.parse_args(arguments)
+    return options if ON_LINUX else made.exit(1, f"{made.prog}: {NOT_LINUX}\n")
 
 
 def _version() -> str:

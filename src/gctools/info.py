@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not any(getattr(options, name) for name in questions):
         parser.print_help(sys.stderr)
         return 2
-    system = _commands.here(parser)
+    system = System.here()
     devices = list_devices(system, utilisation=options.device_info)
     try:
         print("\n".join(_answers(options, system, devices)))

@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _commands.parser("gc-inventory", "Show every attribute of every device.")
     parser.add_argument("-j", "--json", action="store_true", help="print one JSON object")
     options = _commands.parse(parser, arguments)
-    system = _commands.here(parser)
+    system = System.here()
     devices = inventory(system)
     if options.json:
         print(json.dumps({"devices": devices}, indent=2))

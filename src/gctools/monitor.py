@@ -13,6 +13,7 @@ from gctools import _commands
 from gctools._commands import UNKNOWN, clean, elapsed, number
 from gctools._devices import Device, list_devices, partition
 from gctools._processes import Hold, list_holds
+from gctools.system import System
 
 #: Text columns, aligned left and wrapped on a narrow terminal; all other columns are numbers.
 _TEXTS = frozenset({"Type", "Name", "Driver", "Bus", "Serial", "Command", "User", "Target"})
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-card-info", action="store_true", help="leave out the device table")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = _commands.parse(parser, arguments)
-    system = _commands.here(parser)
+    system = System.here()
     devices = list_devices(system, utilisation=options.json)
     holds = list_holds(system, devices)
     if options.json:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, Self
 
 RUNTIME_FOLDER = "ABELE_RUNTIME_DIR"
+ON_LINUX = sys.platform.startswith("linux")
+NOT_LINUX = "The gc tools read the folders /proc and /sys of Linux, and this is another system."
 
 
 class UnsupportedSystemError(OSError):
@@ -40,10 +42,8 @@ class System:
         Raises:
             UnsupportedSystemError: it does not run Linux.
         """
-        if sys.platform != "linux":
-            raise UnsupportedSystemError(
-                "The gc tools read the folders /proc and /sys of Linux, and this is another system."
-            )
+        if not ON_LINUX:
+            raise UnsupportedSystemError(NOT_LINUX)
         system = cls()
         try:
             system.nvml = importlib.import_module("pynvml")

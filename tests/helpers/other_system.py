@@ -35,7 +35,7 @@ def become(system):
     for name in (*(f"SIG{each}" for each in _SIGNALS), *_OTHER_SIGNALS) if windows else ():
         delattr(signal, name)
     for name in _MODULES if windows else ():
-        sys.modules[name] = None
+        sys.modules[name] = None  # type: ignore[reportArgumentType]
     sys.platform = system
     sys.addaudithook(_watch_windows if windows else _watch)
 

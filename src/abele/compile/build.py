@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from abele import cpython, passes
+from abele import cpython, passes, systems
 from abele._torch import checks
 from abele.compile import keys, tiers
 from abele.compile.compiling import (
@@ -42,7 +42,6 @@ from abele.errors import CompilerError, TargetError
 from abele.passes.trap_exceptions import trap_exceptions
 from abele.program import Program
 from abele.step.config import StepConfig
-from abele.storage import temporary
 from abele.targets import ENVIRONMENT, Target, get_target, requested
 from abele.targets.candidates import candidates, considered
 from abele.warn import warn_user
@@ -368,7 +367,7 @@ def _write_log(error: TargetError, folder: str | Path | None) -> str | None:
             "w",
             encoding="utf-8",
             errors="backslashreplace",
-            dir=folder or temporary.root(),
+            dir=folder or systems.temporary_folder(),
             prefix="abele-compiler-",
             suffix=".log",
             delete=False,

@@ -109,7 +109,7 @@ class ExecutableCache:
         ).hexdigest()
         # Not in the folder: locks of network drives are another matter, and their files stay.
         try:
-            locks = Path(temporary.root()) / f"abele-locks-{systems.user()}"
+            locks = Path(systems.temporary_folder()) / f"abele-locks-{systems.user()}"
             files.make_private(locks)  # whoever else made it could hold a lock for ever
             # Two owners of a lock that was deleted only compile twice.
             _delete_old(locks.iterdir(), temporary.ABANDONED_S)

@@ -23,7 +23,7 @@ from typing import Any
 
 import filelock
 
-from abele import cpython, passes, systems
+from abele import cpython, passes
 from abele.compile import estimates, native
 from abele.compile.cache import ExecutableCache
 from abele.compile.compiling import (
@@ -284,7 +284,7 @@ def _end(process: subprocess.Popen[bytes], folder: Path, owner: int) -> None:
         return  # a forked process, which has nothing to end
     if process.poll() is None or process.returncode < 0:  # its compilers may outlive it
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            systems.end_group(process.pid)
+            os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     if process.stdin is not None:
         process.stdin.close()

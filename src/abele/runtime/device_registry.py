@@ -96,7 +96,7 @@ def folder() -> Path:
     of_session = os.environ.get("XDG_RUNTIME_DIR")
     if of_session and os.access(of_session, os.W_OK):
         return Path(of_session) / "abele"
-    return Path(temporary.root()) / f"abele-{systems.user()}"
+    return Path(systems.temporary_folder()) / f"abele-{systems.user()}"
 
 
 def _gpu(device: torch.device) -> dict[str, str]:

@@ -8,7 +8,6 @@ their files are deleted after a week.
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import hashlib
 import os
@@ -27,21 +26,6 @@ _PATTERN = re.compile(r"abele-([0-9a-f]{8})-(\d+)-(\d+)-.*")
 ABANDONED_S = 7 * 24 * 3600.0
 
 
-def root() -> str:
-    """Return the folder of temporary files.
-
-    Raises:
-        OSError: there is none that can be written. The current folder, Python's last resort, is for
-            files that somebody asked for.
-    """
-    found = tempfile.gettempdir()
-    chosen = (os.environ.get(name, "") for name in ("TMPDIR", "TEMP", "TMP"))
-    usual = {os.path.abspath(each) for each in ("/tmp", "/var/tmp", "/usr/tmp", *chosen) if each}
-    if found not in usual and found == os.getcwd():
-        raise FileNotFoundError(errno.ENOENT, "no temporary folder can be written (see TMPDIR)")
-    return found
-
-
 def made_folder(name: str = "") -> str:
     """Create a temporary folder that the caller deletes, and return its path.
 
@@ -52,7 +36,7 @@ def made_folder(name: str = "") -> str:
         OSError: it cannot be created.
     """
     sweep()
-    return tempfile.mkdtemp(prefix=f"{prefix()}{name}", dir=root())
+    return tempfile.mkdtemp(prefix=f"{prefix()}{name}", dir=systems.temporary_folder())
 
 
 @contextlib.contextmanager
@@ -69,7 +53,9 @@ def folder(parent: str | os.PathLike[str] | None = None) -> Generator[str]:
         OSError: the parent cannot be written.
     """
     sweep(parent)
-    with tempfile.TemporaryDirectory(dir=parent or root(), prefix=prefix()) as path:
+    with tempfile.TemporaryDirectory(
+        dir=parent or systems.temporary_folder(), prefix=prefix()
+    ) as path:
         yield path
 
 
@@ -80,7 +66,7 @@ def prefix() -> str:
 
 def sweep(parent: str | os.PathLike[str] | None = None) -> None:
     """Delete this user's temporary files of ended processes; never fails."""
-    with contextlib.suppress(OSError), os.scandir(parent or root()) as entries:
+    with contextlib.suppress(OSError), os.scandir(parent or systems.temporary_folder()) as entries:
         for entry in entries:
             match = _PATTERN.fullmatch(entry.name)
             if match is not None:

@@ -168,7 +168,7 @@ def test_without_a_compiler_the_package_runs_what_needs_none_of_its_own(brought,
 def test_a_cache_that_cannot_be_entered_is_replaced_for_this_process(base, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / base))
-    with pytest.warns(RuntimeWarning, match="cannot be written"):
+    with pytest.warns(RuntimeWarning, match="cannot be written: set XDG_CACHE_HOME"):
         folder = build.cache_folder.__wrapped__()
     assert folder.is_dir()
     assert not folder.is_relative_to(tmp_path / base)

@@ -39,7 +39,7 @@ class Cpu(HostTarget):
 
     def cannot_compile(self, lowerings: Collection[str] | None = None) -> str | None:
         """Return why no C++ compiler is available, or None if one is or none is needed."""
-        reason = why_unusable()
+        reason = why_unusable(compiler())
         if reason is None:
             return None
         names = lowerings or ()

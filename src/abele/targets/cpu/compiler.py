@@ -127,9 +127,8 @@ def _identity(
     return said
 
 
-def why_unusable() -> str | None:
-    """Return why no C++ compiler can compile programs here; None if one probably can."""
-    path = compiler()
+def why_unusable(path: str | None) -> str | None:
+    """Return why a C++ compiler, None if there is none, is unusable; None if it probably works."""
     if path is None and not systems.POSIX:
         return systems.elsewhere("compiled programs need")
     if path is None:
