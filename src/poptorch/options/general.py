@@ -218,7 +218,10 @@ class Options(OptionsDict):
         return self
 
     def logDir(self, log_dir: str) -> Self:
-        """Set the directory of log files such as ``poptorch_error.log``."""
+        """Set the directory of log files such as ``poptorch_error.log``.
+
+        By default a failing compiler's output goes to a temporary file.
+        """
         return self._with(log_dir=log_dir)
 
     def maxRepeatLogs(self, max_lines: int | None) -> Self:
