@@ -157,6 +157,7 @@ def make(scratch: Path, output: Path, rows: Table) -> None:
         archive.extractall(scratch / "second", filter="data")
     second = next((scratch / "second").iterdir())
     again = [build(tools, second, scratch / "2", epoch, "--sdist")]
+    require_same(files, again)
     for name, (levels, compiler) in WHEELS.items():
         if compiler and not shutil.which(compiler):
             rows.add(name, f"left out: no {compiler} here (Debian: g++-aarch64-linux-gnu)")
@@ -164,9 +165,7 @@ def make(scratch: Path, output: Path, rows: Table) -> None:
         files.append(build(tools, first, scratch / "1", epoch, "--wheel", levels, compiler))
         again.append(build(tools, second, scratch / "2", epoch, "--wheel", levels, compiler))
         rows.add(name, facts(files[-1]))
-    for one, other in zip(files, again, strict=True):
-        if digest(one) != digest(other):
-            raise Refused(f"two builds of {one.name} differ: {one} and {other}.")
+        require_same(files, again)
     rows.add(
         "reproducible", f"{len(files)} files, from the commit and from the sdist: same SHA-256"
     )
@@ -177,6 +176,19 @@ def make(scratch: Path, output: Path, rows: Table) -> None:
     try_out(tools, output, scratch, rows)
     sums = [f"{digest(path)}  {path.name}\n" for path in sorted(output.iterdir())]
     (output / "SHA256SUMS").write_text("".join(sums), encoding="utf-8")
+
+
+def require_same(files: list[Path], again: list[Path]) -> None:
+    """Compare the files of two builds.
+
+    Raises:
+        Refused: they are not equal byte for byte.
+    """
+    for one, other in zip(files, again, strict=True):
+        if digest(one) != digest(other):
+            raise Refused(
+                f"two builds of {one.name} differ: something in them is not the commit's."
+            )
 
 
 def unpacked(scratch: Path) -> Path:
