@@ -32,7 +32,7 @@ def test_help_teaches(capsys):
 
 def test_version(capsys):
     assert main(["--version"]) == 0
-    assert re.fullmatch(r"cosmictagger \d+\.\d+\.\d+\n", capsys.readouterr().out)
+    assert re.fullmatch(r"cosmictagger \d+\.\d+\.\d+(rc\d+)?\n", capsys.readouterr().out)
 
 
 def test_a_run_without_a_name(capsys):

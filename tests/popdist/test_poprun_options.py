@@ -141,7 +141,7 @@ print(*sys.modules)
     )
     assert "usage: poprun [options] PROGRAM" in done.stdout
     assert "poprun topology" in done.stdout
-    assert {"torch", "numpy", "abele"}.isdisjoint(done.stdout.splitlines()[-1].split())
+    assert {"torch", "numpy"}.isdisjoint(done.stdout.splitlines()[-1].split())
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--num-instances", "2", "--print-topology"]])
