@@ -138,7 +138,7 @@ FURTHER = [
 
 @pytest.mark.parametrize(
     "changes",
-    [*COMPILED, *(pytest.param(each, marks=pytest.mark.thorough) for each in FURTHER)],
+    [*COMPILED, *(pytest.param(each, marks=pytest.mark.long) for each in FURTHER)],
     ids=lambda each: " ".join(map(str, each.values())),
 )
 def test_compiled_steps_equal_plain_steps(changes, monkeypatch):

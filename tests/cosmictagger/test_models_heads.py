@@ -190,7 +190,7 @@ def same(results, wanted, **tolerance):
 
 @pytest.mark.parametrize("mode", ["IPU", "RDU"])
 @pytest.mark.parametrize(
-    "heads", [BOTH, *(pytest.param(each, marks=pytest.mark.thorough) for each in HEADS[1:])]
+    "heads", [BOTH, *(pytest.param(each, marks=pytest.mark.long) for each in HEADS[1:])]
 )
 def test_every_mode_takes_the_steps_of_cpu_mode(mode, heads, tmp_path):
     plain, device = made("CPU", tmp_path, heads), made(mode, tmp_path, heads)

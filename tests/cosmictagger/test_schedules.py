@@ -133,7 +133,10 @@ def test_only_training_has_a_schedule():
     settle(composed("config", ["run.id=x", "mode=inference", ONE_CYCLE]))
 
 
-@pytest.mark.parametrize("kind", ["flat", "one_cycle", "standard"])
+@pytest.mark.parametrize(
+    "kind",
+    ["flat", "one_cycle", pytest.param("standard", marks=pytest.mark.long)],
+)
 def test_updates_are_the_same_in_compiled_modes(run, plane_net, kind):
     """Four updates, the last of which completes the epoch."""
     schedule = (f"mode.optimizer.lr_schedule.name={kind}", f"{DECAY}=0", "run.epochs=1")

@@ -87,7 +87,10 @@ def test_a_home_that_cannot_be_written_costs_the_kept_kernels(tmp_path):
     assert f"{tmp_path}/file/.cache/abele cannot be written: set XDG_CACHE_HOME" in said
 
 
-@pytest.mark.parametrize("number", ["28", "30"], ids=["full", "read-only"])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param("28", id="full"), pytest.param("30", id="read-only", marks=pytest.mark.long)],
+)
 def test_without_temporary_space_steps_stay_interpreted(tmp_path, number):
     home = tmp_path / "current" / ".." / "home"
     prelude = NO_TEMPORARY.replace("NUMBER", number)

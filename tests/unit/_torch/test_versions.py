@@ -90,6 +90,7 @@ def test_a_newer_torch_without_a_name_that_captures_import_is_refused():
     assert f"Run: pip install torch=={versions.SUPPORTED[-1]}.0" in last
 
 
+@pytest.mark.long
 def test_a_newer_torch_may_lack_what_few_programs_need():
     breaks = (
         "from torch.nn.modules import transformer; del transformer._detect_is_causal_mask\n"
