@@ -187,6 +187,7 @@ def test_two_processes_measure_as_one(launched, events, tmp_path):
                 assert float(two[key]) == pytest.approx(float(one[key]), abs=0.02, nan_ok=True)
 
 
+@pytest.mark.long
 def test_two_processes_label_as_one(launched, events, tmp_path, quick_pictures):
     assert launched()[0] == 0
     common = [each for each in COMMON if not each.startswith("run.iterations")]

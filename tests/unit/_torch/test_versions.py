@@ -104,6 +104,7 @@ def test_a_newer_torch_may_lack_what_few_programs_need():
     assert "AttributeError" in done.stderr
 
 
+@pytest.mark.long
 def test_a_newer_torch_that_fails_a_self_check_of_compiled_code_is_interpreted():
     breaks = (
         "from abele._torch import checks\n"
