@@ -17,7 +17,6 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -49,8 +48,8 @@ class CustomBuildHook(BuildHookInterface):
             return
         root, asked = Path(self.root), os.environ.get(CHOICE)
         sources = module(root, "kernels/sources.py")
-        here = sources.level(module(root, "processor.py").listed())
-        levels, compiler = wanted(sources.LEVELS, here, asked), sources.compiler()
+        here = sources.level(platform.machine(), module(root, "processor.py").listed())
+        levels, compiler = wanted(sources, here, asked), sources.compiler()
         if levels and platform.system() != "Linux":  # the wheel would say that it is for Linux
             raise RuntimeError(f"{CHOICE}={asked}: kernels are compiled ahead on Linux alone.")
         if not levels or (compiler is None and asked is None):
@@ -69,7 +68,7 @@ class CustomBuildHook(BuildHookInterface):
             return
         build_data["force_include"][self.folder] = "abele/kernels/compiled"
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-linux_{architecture(levels)}"
+        build_data["tag"] = f"py3-none-linux_{sources.architecture(levels[0])}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove what the wheel has now."""
@@ -93,11 +92,11 @@ def module(root: Path, path: str) -> Any:
     return made
 
 
-def wanted(known: Collection[str], here: str | None, asked: str | None) -> list[str]:
+def wanted(sources: Any, here: str | None, asked: str | None) -> list[str]:
     """Return the levels to compile for.
 
     Args:
-        known: all levels.
+        sources: the module ``abele.kernels.sources``.
         here: this machine's, if it has one.
         asked: by the user; None: for ``here``.
 
@@ -107,16 +106,13 @@ def wanted(known: Collection[str], here: str | None, asked: str | None) -> list[
     if asked is None:
         return [] if here is None else [here]
     levels = [] if asked == "none" else [each.strip() for each in asked.split(",")]
-    if not set(levels) <= set(known):
-        raise ValueError(f"{CHOICE} is {asked!r}, but has to be of {', '.join(('none', *known))}.")
-    if len({architecture([each]) for each in levels}) > 1:
+    if not set(levels) <= set(sources.LEVELS):
+        raise ValueError(
+            f"{CHOICE} is {asked!r}, but has to be of {', '.join(('none', *sources.LEVELS))}."
+        )
+    if len({sources.architecture(each) for each in levels}) > 1:
         raise ValueError(f"{CHOICE} is {asked!r}: one wheel is for one architecture.")
     return levels
-
-
-def architecture(levels: list[str]) -> str:
-    """Return the architecture of levels, as tags of wheels name it."""
-    return "x86_64" if levels[0].startswith("x86-64") else "aarch64"
 
 
 def make(sources: Any, compiler: str, level: str, folder: Path) -> None:

@@ -49,25 +49,25 @@ def test_what_the_hook_reads_needs_no_torch(hook):
     ],
 )
 def test_a_wheel_is_for_this_machine_unless_levels_are_asked_for(hook, here, asked, levels):
-    assert hook.wanted(sources.LEVELS, here, asked) == levels
+    assert hook.wanted(sources, here, asked) == levels
 
 
 def test_levels_that_do_not_exist_are_refused(hook):
     with pytest.raises(ValueError, match="'x86-64-v9', but has to be of none, x86-64-v4, x86-64"):
-        hook.wanted(sources.LEVELS, None, "x86-64-v9")
+        hook.wanted(sources, None, "x86-64-v9")
 
 
 def test_a_wheel_is_for_one_architecture(hook):
-    assert hook.architecture(["x86-64-v3", "x86-64-v4"]) == "x86_64"
-    assert hook.architecture(["armv8.2-a"]) == "aarch64"
+    assert {*map(sources.architecture, ("x86-64-v3", "x86-64-v4"))} == {"x86_64"}
+    assert sources.architecture("armv8.2-a") == "aarch64"
     with pytest.raises(ValueError, match="one wheel is for one architecture"):
-        hook.wanted(sources.LEVELS, None, "x86-64-v4,armv8.2-a")
+        hook.wanted(sources, None, "x86-64-v4,armv8.2-a")
 
 
 def test_processors_of_arm_have_a_level():
     listed = "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm"
-    assert sources.level(listed.split()) == "armv8.2-a"
-    assert sources.level(["fp", "asimd", "evtstrm", "crc32", "cpuid"]) is None
+    assert sources.level("aarch64", listed.split()) == "armv8.2-a"
+    assert sources.level("aarch64", ["fp", "asimd", "evtstrm", "crc32", "cpuid"]) is None
 
 
 class Messages(list):
@@ -79,7 +79,7 @@ class Messages(list):
 def built(hook, monkeypatch, version="standard", **compiling):
     """Let the hook work with few sources; returns what it tells hatchling, and its messages."""
     few = SimpleNamespace(
-        **{**vars(sources), "KERNELS": {"calls.cpp": 0.4}, "level": lambda _: LEVEL, **compiling}
+        **{**vars(sources), "KERNELS": {"calls.cpp": 0.4}, "level": lambda *_: LEVEL, **compiling}
     )
     monkeypatch.setattr(hook, "module", lambda root, path: few if "sources" in path else processor)
     messages, data = Messages(), {"force_include": {}}
@@ -97,7 +97,7 @@ def test_kernels_are_compiled_and_listed(hook, monkeypatch):
     made, data, _ = built(hook, monkeypatch)
     ((folder, place),) = data.pop("force_include").items()
     assert place == "abele/kernels/compiled"
-    tag = f"py3-none-linux_{hook.architecture([LEVEL])}"
+    tag = f"py3-none-linux_{sources.architecture(LEVEL)}"
     assert data == {"pure_python": False, "tag": tag}
     monkeypatch.setattr(sources, "KERNELS", {"calls.cpp": 0.4})
     monkeypatch.setattr(packaged, "FOLDER", Path(folder))
@@ -119,7 +119,7 @@ def test_without_a_compiler_the_wheel_brings_none(hook, monkeypatch):
 
 
 def test_a_compiler_that_fails_costs_a_message_unless_levels_are_asked_for(hook, monkeypatch):
-    fails = {"compiler": lambda: sys.executable, "level": lambda _: "x86-64-v3"}
+    fails = {"compiler": lambda: sys.executable, "level": lambda *_: "x86-64-v3"}
     _, data, messages = built(hook, monkeypatch, **fails)
     assert data == {"force_include": {}}
     assert "brings no compiled kernels: " in messages[-1]

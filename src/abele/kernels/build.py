@@ -33,7 +33,7 @@ from abele.warn import warn_user
 LIBRARY = "library"
 _LINK_S = 0.2  # that linking it takes, in the same unit as ``KERNELS``
 #: Advice in errors of what a compiler rejects, and of files that cannot be read or written.
-ADVICE = "Set CXX to another C++ compiler (g++ 11, or clang++ 14 with OpenMP, or later)."
+ADVICE = "Set CXX to another C++ compiler (g++ 11 or clang++ 14, or later)."
 FOLDERS = (
     "Compiling needs a temporary folder (TMPDIR) and a cache (XDG_CACHE_HOME, else ~/.cache) that "
     "can be written and have free space."

@@ -1,7 +1,7 @@
 """Precompiled kernels of the installed package.
 
-A wheel has a folder for each level of x86-64 that it was made for: objects to link, a library to
-load, and a list of both with their hashes. They are used where the level is this processor's.
+A wheel has a folder for each level of processors that it was made for: objects to link, a library
+to load, and a list of both with their hashes. They are used where the level is this processor's.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ LIBRARY = "kernels.so"
 
 
 def level() -> str | None:
-    """Return the x86-64 level that kernels are compiled for; None: for this processor only."""
-    # An emulator of another processor may show the flags of the one below it.
-    return sources.level(processor.listed()) if platform.machine() == "x86_64" else None
+    """Return the level that kernels are compiled for; None: for this processor only."""
+    return sources.level(platform.machine(), processor.listed())
 
 
 def folder() -> Path | None:

@@ -96,14 +96,22 @@ def compiler() -> str | None:
     return next((path for path in map(shutil.which, names) if path), None)
 
 
-def level(instructions: Collection[str]) -> str | None:
+def level(machine: str, instructions: Collection[str]) -> str | None:
     """Return the level of a processor; None if below all levels.
 
     Args:
+        machine: its architecture, by Linux's name: an emulator of another one may list the
+            instructions of the processor below it.
         instructions: that it has, by Linux's names.
     """
     has = frozenset(instructions)
-    return next((name for name, needed in LEVELS.items() if needed <= has), None)
+    own = {name: needed for name, needed in LEVELS.items() if architecture(name) == machine}
+    return next((name for name, needed in own.items() if needed <= has), None)
+
+
+def architecture(level: str) -> str:
+    """Return the architecture of a level, by the name that Linux and tags of wheels have for it."""
+    return "x86_64" if level.startswith("x86-64") else "aarch64"
 
 
 def flags(level: str | None) -> tuple[str, ...]:

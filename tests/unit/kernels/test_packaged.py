@@ -17,6 +17,7 @@ from abele.targets.cpu import Cpu
 from abele.targets.cpu.compiler import kernel_problem
 
 ZEN_4 = sorted(sources.LEVELS["x86-64-v4"] | {"sse2", "avx512_bf16"})
+GRAVITON_2 = sorted(sources.LEVELS["armv8.2-a"] | {"fp", "aes"})
 HASWELL = sorted(sources.LEVELS["x86-64-v3"] | {"sse2"})
 
 
@@ -32,7 +33,23 @@ HASWELL = sorted(sources.LEVELS["x86-64-v3"] | {"sse2"})
     ],
 )
 def test_a_processor_has_the_highest_level_of_which_it_has_everything(instructions, level):
-    assert sources.level(instructions) == level
+    assert sources.level("x86_64", instructions) == level
+
+
+@pytest.mark.parametrize(
+    ("machine", "instructions", "level"),
+    [
+        ("x86_64", ZEN_4, "x86-64-v4"),
+        ("aarch64", GRAVITON_2, "armv8.2-a"),
+        ("aarch64", ZEN_4, None),  # as an emulator shows it
+        ("x86_64", GRAVITON_2, None),
+        ("aarch64", ["asimd"], None),
+    ],
+)
+def test_kernels_of_a_level_are_used_on_its_architecture(machine, instructions, level, monkeypatch):
+    monkeypatch.setattr(packaged.processor, "listed", lambda: frozenset(instructions))
+    monkeypatch.setattr(packaged.platform, "machine", lambda: machine)
+    assert packaged.level() == level
 
 
 def test_kernels_are_compiled_for_a_level_or_else_for_this_processor():
