@@ -359,8 +359,7 @@ def _seeded(config: Config, instances: Instances) -> Iterator[tuple[int, int]]:
     try:
         yield seeds["data.seed"], seeds["framework.seed"]
     finally:
-        if (
-            config.framework.seed > 0
-        ):  # the call alone imports torch's compiler, which takes a second
+        # The call alone imports torch's compiler, which takes a second.
+        if config.framework.seed > 0:
             torch.use_deterministic_algorithms(before)
         torch.set_rng_state(state)

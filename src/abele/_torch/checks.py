@@ -38,7 +38,9 @@ def why_not_compiled() -> str | None:
 @functools.cache
 def failed(purpose: str) -> str | None:
     """Return what fails of a purpose's checks; None if all pass, or this torch was tried."""
-    for name, passes in CHECKS[purpose][: 0 if versions.tried else None]:
+    if versions.tried:
+        return None
+    for name, passes in CHECKS[purpose]:
         try:
             if not passes():
                 return f"{name} differ"
@@ -71,9 +73,10 @@ def _programs_are_traced() -> bool:
 
 def _values_are_refused() -> bool:
     try:
-        return bool(_torch.static_fakes().from_tensor(torch.ones(())).item()) and False
+        _torch.static_fakes().from_tensor(torch.ones(())).item()
     except _torch.DataDependentOutputException:
         return True
+    return False
 
 
 def _hooks_are_found() -> bool:

@@ -48,7 +48,7 @@ class Convolution:
     @property
     def suits_kernels(self) -> bool:
         """True if abele's kernels may support the convolution: 2D, float32, wide registers."""
-        # torch calls x86-64 without AVX2 so, and ARM without SVE, whose registers do.
+        # DEFAULT: x86-64 without AVX2, or ARM without SVE, whose registers of 128 bits suffice.
         wide = torch.backends.cpu.get_cpu_capability() != "DEFAULT"
         wide = wide or platform.machine() in ("aarch64", "arm64")
         return self.image.dim() == 4 and self.image.dtype is torch.float32 and wide

@@ -24,7 +24,7 @@ inline Part part(Index n, Index parts, Index i) {
 }
 
 // Calls body(thread, size) for each of `size` threads, at most as many as asked for, which is usual.
-// `together`: they meet.
+// With `together`, all of them run at the same time, as `meet` needs.
 template <class Body>
 inline void on_threads(int threads, const Body& body, bool together = false) {
   if (threads <= 1) return body(0, 1);
