@@ -30,8 +30,10 @@ Weights = Callable[[Tensor, Tensor], Tensor]
 
 
 VERTEX_PARTS = ("vertex/detection", "vertex/localization")
-NO_NEUTRINO = 3
-"""The event label of cosmic rays alone."""
+EVENT_CLASSES = ("electron neutrino", "muon neutrino", "neutral current", "cosmic only")
+"""Classes of events, in the order of their labels and scores; those of the original."""
+
+COSMIC_ONLY = EVENT_CLASSES.index("cosmic only")
 
 Heads = tuple[Sequence[Tensor], Tensor | None, tuple[Tensor, ...] | None]
 
@@ -132,7 +134,7 @@ def _of_boxes(boxes: Tensor, event: Tensor, vertex: Tensor) -> tuple[Tensor, Ten
     true, here not kept out of the gradient. The place counts in the true box alone.
     """
     score, *place = boxes.float().unbind(dim=1)
-    true = (event != NO_NEUTRINO)[:, None, None]
+    true = (event != COSMIC_ONLY)[:, None, None]
     off = torch.zeros_like(score)
     for axis, size in enumerate(score.shape[1:]):
         at = (vertex[:, axis].float() * size)[:, None, None]
@@ -397,7 +399,7 @@ def of_heads(
     if boxes is not None:
         label, vertex = label.cpu(), vertex.cpu()
         best, _, number = _best(boxes)
-        known = (label != NO_NEUTRINO)[:, None] & ((vertex >= 0) & (vertex < 1)).all(2)
+        known = (label != COSMIC_ONLY)[:, None] & ((vertex >= 0) & (vertex < 1)).all(2)
         right = ((vertex * number).floor() == best).all(2)
         apart = (vertices(boxes) - vertex).numpy() * size
         planes = np.stack([right.numpy(), np.hypot(apart[..., 0], apart[..., 1])], axis=2)

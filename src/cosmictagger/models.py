@@ -21,7 +21,7 @@ from cosmictagger.config.network import (
     UpSampling,
 )
 from cosmictagger.errors import ConfigError
-from cosmictagger.measures import Loss, total
+from cosmictagger.measures import EVENT_CLASSES, Loss, total
 
 SLOPE = 0.01  # of the leaky ReLU below zero
 
@@ -301,7 +301,6 @@ def _norm(network: Network, dimensions: Dimensions, channels: int) -> nn.Module:
 
 PLANES = 3
 CLASSES = 3
-EVENT_LABELS = 4  # electron neutrino, muon neutrino, neutral current, cosmic rays alone
 
 Planes = tuple[Tensor, ...]
 Seen = list[Planes] | None
@@ -417,7 +416,9 @@ class UResNet(nn.Module):
         self.classifier_input = nn.Conv2d(inputs, head.n_filters, 1, bias=network.bias)
         self.classifier = BlockSeries(network, head.n_layers, head.n_filters)
         # The original's spelling, which its checkpoints have.
-        self.bottleneck_classifer = nn.Conv2d(head.n_filters, EVENT_LABELS, 1, bias=network.bias)
+        self.bottleneck_classifer = nn.Conv2d(
+            head.n_filters, len(EVENT_CLASSES), 1, bias=network.bias
+        )
 
     def _add_vertex(self, network: Network) -> None:
         head = network.vertex

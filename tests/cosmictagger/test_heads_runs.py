@@ -7,7 +7,8 @@ import pytest
 
 from cosmictagger import cli
 from cosmictagger.data.loader import EventLoader
-from cosmictagger.data.truth import COSMIC_ONLY, EVENT_CLASSES, EVENT_LABEL, VERTICES
+from cosmictagger.data.truth import EVENT_LABEL, VERTICES
+from cosmictagger.measures import COSMIC_ONLY, EVENT_CLASSES
 from cosmictagger.results.predictions import open_predictions, read_event_scores, read_vertices
 from helpers.cosmic_small import TINY
 from helpers.instances import results, started

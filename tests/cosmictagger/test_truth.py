@@ -17,8 +17,9 @@ from cosmictagger.data.larcv import (
     event_writer,
 )
 from cosmictagger.data.loader import EventLoader, SyntheticLoader
-from cosmictagger.data.truth import COSMIC_ONLY, EVENT_LABEL, VERTICES
+from cosmictagger.data.truth import EVENT_LABEL, VERTICES
 from cosmictagger.errors import ConfigError, DataError
+from cosmictagger.measures import COSMIC_ONLY
 
 SIZE = (32, 64)
 PLACES = Frame(

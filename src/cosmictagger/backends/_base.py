@@ -15,7 +15,7 @@ from cosmictagger.config.keys import ComputeMode, Optimizer, OptimizerKind, Prec
 from cosmictagger.data.loader import Batch
 from cosmictagger.errors import BackendError, ConfigError
 from cosmictagger.instances import Instances
-from cosmictagger.measures import NO_NEUTRINO, Loss, parted, total
+from cosmictagger.measures import COSMIC_ONLY, Loss, parted, total
 
 Logits = tuple[torch.Tensor, ...]
 Targets = tuple[torch.Tensor, ...]
@@ -263,7 +263,7 @@ class Backend(abc.ABC):
         count, planes = image.shape[:2]
         empty = {
             "label": torch.zeros_like(image).long(),
-            "event_label": torch.full((count,), NO_NEUTRINO),
+            "event_label": torch.full((count,), COSMIC_ONLY),
             "vertex": torch.zeros(count, planes, 2),
         }
         return tuple(empty[name] for name in self.loss.targets)

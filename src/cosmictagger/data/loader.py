@@ -15,8 +15,9 @@ import numpy.typing as npt
 import torch
 
 from cosmictagger.data.larcv import PLANES, VERTEX, EventFile, Frame, Plane
-from cosmictagger.data.truth import EVENT_CLASSES, Truth
+from cosmictagger.data.truth import Truth
 from cosmictagger.errors import ConfigError, DataError
+from cosmictagger.measures import EVENT_CLASSES
 
 _AHEAD = 2  # batches that a background thread prepares
 _SYNTHETIC = 1_000_000  # events

@@ -7,9 +7,8 @@ import numpy.typing as npt
 
 from cosmictagger.data.larcv import PARTICLE_GROUP, PLANES, VERTEX, EventFile, box_group
 from cosmictagger.errors import ConfigError, DataError
+from cosmictagger.measures import COSMIC_ONLY
 
-EVENT_CLASSES = ("electron neutrino", "muon neutrino", "neutral current", "cosmic only")
-COSMIC_ONLY = 3
 FEWEST = 10
 """An event with fewer neutrino pixels, of all planes as they are run, counts as cosmic only."""
 

@@ -25,10 +25,10 @@ from cosmictagger.config.composing import Config
 from cosmictagger.config.keys import ComputeMode, ModeKind
 from cosmictagger.data.larcv import PLANES, Frame
 from cosmictagger.data.loader import Batch, BatchStream
-from cosmictagger.data.truth import EVENT_CLASSES
 from cosmictagger.errors import BackendError, ConfigError, DataError, TrainingError
 from cosmictagger.instances import Instances
 from cosmictagger.launch import Launch, launched
+from cosmictagger.measures import EVENT_CLASSES
 from cosmictagger.modes.schedule import Schedule
 from cosmictagger.modes.stopping import SIGNALS, Stop
 from cosmictagger.recording import (

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from abele.report.page import document
 from abele.report.page.markup import Html, facts, html, section, table, tag
-from cosmictagger.data.truth import EVENT_CLASSES
-from cosmictagger.measures import CHARGE_NAMES, NAMES, PLANES
+from cosmictagger.measures import CHARGE_NAMES, EVENT_CLASSES, NAMES, PLANES
 from cosmictagger.results.plots import CLASS_NAMES, PLANE_NAMES, Curves
 from cosmictagger.results.tally import Mean, Row, Tally, mean_of, rank
 

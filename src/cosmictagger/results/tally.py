@@ -14,7 +14,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from cosmictagger.data.truth import EVENT_CLASSES
+from cosmictagger.measures import EVENT_CLASSES
 
 UNKNOWN = "unknown"
 _FLAVOURS = {12: "nu_e", 14: "nu_mu", 16: "nu_tau"}  # by the Particle Data Group's numbers
