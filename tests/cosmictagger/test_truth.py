@@ -112,6 +112,17 @@ def test_a_vertex_outside_of_the_image_is_in_no_box(tmp_path, shares):
     assert (batch.vertex == -1).all()
 
 
+def test_vertices_in_other_units_are_refused_before_any_event_is_read(tmp_path):
+    far = [event(number, shares=(9.0, 7.5)) for number in range(50)]
+    with pytest.raises(
+        DataError, match=r"none of the 150 true vertices .* first 50 events .*bbox_neutrino_group"
+    ):
+        load(written(tmp_path / "f.h5", *far))
+    assert load(tmp_path / "f.h5", truth=[EVENT_LABEL]).event_label.tolist() == [1] * 8
+    one = written(tmp_path / "one.h5", *far[1:], event(0, shares=(0.5, 0.5)))
+    assert (load(one).vertex == -1).any()
+
+
 def test_an_event_may_have_no_box_in_a_plane(tmp_path):
     one = event()
     boxes = list(one.boxes[VERTEX])

@@ -14,6 +14,7 @@ FEWEST = 10
 
 EVENT_LABEL, VERTICES = "event_label", "vertex"
 _OUTSIDE = -1.0
+_TRIED = 50  # events: of whose vertices some have to be in the image
 _KEYS = {
     EVENT_LABEL: ("network.classification.active", PARTICLE_GROUP, "true particles"),
     VERTICES: ("network.vertex.active", box_group(VERTEX), "true vertices"),
@@ -49,6 +50,22 @@ class Truth:
                     f"{file.path}: {PARTICLE_GROUP}/particles lacks {sorted(missing)}, which "
                     "tell the class of an event. Check the file, or fetch it again."
                 )
+        if VERTICES in wanted:
+            self._require_vertices()
+
+    def _require_vertices(self) -> None:
+        """Refuse places in other units: with no vertex in any image, nothing would be learned."""
+        few = range(min(_TRIED, len(self._file)))
+        if any((self._places(event) >= 0).any() for event in few):
+            return
+        boxes = [boxes for event in few for boxes in self._file.boxes(VERTEX, event) if len(boxes)]
+        if len(boxes) >= _TRIED:
+            raise DataError(
+                f"{self._file.path}: none of the {len(boxes)} true vertices of the first "
+                f"{len(few)} events lies in its image, which spans {self._frame.size[0]} from "
+                f"{self._frame.origin[0]} in plane 0, but the first is at {boxes[0][0]}. Give "
+                f"{box_group(VERTEX)} the units of the images, or set network.vertex.active=False."
+            )
 
     def read(self, event: int, label: npt.NDArray) -> tuple[int, npt.NDArray[np.float64]]:
         """Return the class of an event and where its vertex is.
@@ -61,17 +78,22 @@ class Truth:
             The class by its position in ``EVENT_CLASSES``, and [3, 2], row and column in each
             plane as shares of the image; outside of 0 to 1 if the vertex is not in it.
         """
-        places = np.full((PLANES, 2), _OUTSIDE)
         kind = COSMIC_ONLY
         if np.count_nonzero(label == 2) >= FEWEST:
             kind = self._class(event) if EVENT_LABEL in self._wanted else 0
         if VERTICES in self._wanted and kind != COSMIC_ONLY:
-            for plane, boxes in enumerate(self._file.boxes(VERTEX, event)):
-                if len(boxes):
-                    shares = (boxes[0] - self._frame.origin[plane]) / self._frame.size[plane]
-                    inside = np.isfinite(shares).all() and (abs(shares - 0.5) < 0.5).all()
-                    places[plane] = shares if inside else _OUTSIDE
-        return kind, places
+            return kind, self._places(event)
+        return kind, np.full((PLANES, 2), _OUTSIDE)
+
+    def _places(self, event: int) -> npt.NDArray[np.float64]:
+        """Return the first box of each plane as shares of the image."""
+        places = np.full((PLANES, 2), _OUTSIDE)
+        for plane, boxes in enumerate(self._file.boxes(VERTEX, event)):
+            if len(boxes):
+                shares = (boxes[0] - self._frame.origin[plane]) / self._frame.size[plane]
+                inside = np.isfinite(shares).all() and (abs(shares - 0.5) < 0.5).all()
+                places[plane] = shares if inside else _OUTSIDE
+        return places
 
     def _class(self, event: int) -> int:
         """Return what the first particle, the neutrino, says of an event."""
