@@ -49,6 +49,14 @@ def test_one_panel_for_each_kind_of_number(folder):
     assert len(figure.axes[1].get_lines()) == 3 * 2 + 3  # thin, smooth; test
 
 
+def test_with_heads_the_loss_of_the_pixels_has_a_panel_of_its_own(tmp_path):
+    (tmp_path / "train_metrics.csv").write_text("step,loss,loss/segmentation\n0,300,3\n1,200,2\n")
+    total, pixels = plots.draw_curves(plots.read_curves(tmp_path)).axes[:2]
+    assert total.get_title(loc="left") == "loss"
+    assert pixels.get_title(loc="left") == "loss of the pixels"
+    assert pixels.get_lines()[0].get_ydata().tolist() == [3, 2]
+
+
 def test_nothing_to_draw_makes_no_file(tmp_path):
     assert plots.save_curves(plots.read_curves(tmp_path), tmp_path / "curves.png") is None
     assert not list(tmp_path.iterdir())

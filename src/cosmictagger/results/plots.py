@@ -287,6 +287,7 @@ Curves = Mapping[str, NDArray[np.float64]]
 
 _LINES = {
     "loss": ("loss", "#0072B2"),
+    "loss/segmentation": ("loss", "#0072B2"),
     "Average/mIoU": ("mIoU", "#000000"),
     "Average/Cosmic_IoU": ("cosmic", CLASS_COLORS[1]),
     "Average/Neutrino_IoU": ("neutrino", CLASS_COLORS[2]),
@@ -295,7 +296,9 @@ _LINES = {
     "Average/VertexResolution": ("distance", "#0072B2"),
     "learning_rate": ("", "#0072B2"),
 }
-_PANELS = {"loss": ["loss"], "intersection over union": [key for key in _LINES if "IoU" in key]}
+# The loss of a vertex is so large at first that the total hides the pixels' part.
+_PANELS = {"loss": ["loss"], "loss of the pixels": ["loss/segmentation"]}
+_PANELS["intersection over union"] = [key for key in _LINES if "IoU" in key]
 _PANELS["share of events that are right"] = ["Average/EventLabel", "Average/VertexDetection"]
 _PANELS["distance of the vertex [units of the file]"] = ["Average/VertexResolution"]
 _PANELS["learning rate"] = ["learning_rate"]
