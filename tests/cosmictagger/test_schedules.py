@@ -44,12 +44,6 @@ _STANDARD = {
 }
 
 
-@pytest.mark.parametrize("step", _STANDARD)
-def test_standard(step):
-    assert made("standard")(step) == pytest.approx(_STANDARD[step], rel=1e-9)
-    assert made("standard").end() == 80
-
-
 def test_standard_of_a_run_in_steps_has_25_epochs():
     schedule = made("standard", epochs=None)
     assert (schedule(229), schedule(230), schedule.end()) == (1e-3, 1e-3, 250)
@@ -73,10 +67,16 @@ _ONE_CYCLE = {
 }
 
 
-@pytest.mark.parametrize("step", _ONE_CYCLE)
-def test_one_cycle(step):
-    assert made("one_cycle")(step) == pytest.approx(_ONE_CYCLE[step], rel=1e-9)
-    assert made("one_cycle").end() == 80
+@pytest.mark.parametrize(
+    ("kind", "step", "rate"),
+    [
+        *(("standard", step, rate) for step, rate in _STANDARD.items()),
+        *(("one_cycle", step, rate) for step, rate in _ONE_CYCLE.items()),
+    ],
+)
+def test_rates_of_schedules_in_epochs(kind, step, rate):
+    assert made(kind)(step) == pytest.approx(rate, rel=1e-9)
+    assert made(kind).end() == 80
 
 
 @pytest.mark.parametrize("kind", ["standard", "one_cycle", "default"])
