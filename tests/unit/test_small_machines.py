@@ -120,7 +120,7 @@ def test_no_compiler_is_said_once(tmp_path):
         ("No space left on device", "that can be written and have free space."),
         (
             "no such header",
-            r"Set CXX to another C\+\+ compiler \(g\+\+ 11, or clang\+\+ 14 with Op",
+            r"Set CXX to another C\+\+ compiler \(g\+\+ 11 or clang\+\+ 14, or later\)",
         ),
     ],
 )
