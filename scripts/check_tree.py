@@ -18,7 +18,7 @@ UNCLEAR = re.compile(
 # Lines of Python and C++ per folder, in hundreds. They only go down: a commit that raises one says
 # which published program, test of the original or row of a benchmark needs it.
 BUDGETS = {
-    "src": 1026,
+    "src": 1028,
     "src/abele/_torch": 15,
     "src/abele/arena": 12,
     "src/abele/capture": 35,

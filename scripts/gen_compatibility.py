@@ -201,6 +201,7 @@ def page() -> str:
 
 
 def _environment() -> str:
+    from abele.variables import VARIABLES as OWN
     from poptorch._wrapper.process import VARIABLES
 
     lines = [
@@ -210,6 +211,11 @@ def _environment() -> str:
         "|---|---|---|",
     ]
     lines += [f"| `{v.name}` | {'yes' if v.effect else 'no'} | {v.note} |" for v in VARIABLES]
+    lines.append(
+        "\nThose of abele; a misspelt one is reported once. `abele doctor` shows what is set."
+    )
+    lines += ["\n| variable | effect |", "|---|---|"]
+    lines += [f"| `{name}` | {effect} |" for name, effect in OWN.items()]
     return "\n".join(lines)
 
 

@@ -24,6 +24,9 @@ class _Command(NamedTuple):
 
 
 _COMMANDS = {
+    "doctor": _Command(
+        "abele.doctor", "show what this installation has, and what it lacks", ("", "--json")
+    ),
     "prepare": _Command(
         "abele.compile.prepare",
         "compile abele's kernels for this machine beforehand",

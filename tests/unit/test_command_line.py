@@ -1,6 +1,7 @@
 """The command ``abele``: what it says of itself."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -27,8 +28,8 @@ def test_each_command_teaches_its_arguments(name, capsys):
     assert ended.value.code == 0
     text = capsys.readouterr().out
     assert f"usage: abele {name}" in text
-    assert "positional arguments" in text
-    assert f"examples:\n  abele {name} " in text
+    assert re.search("^  [a-zA-Z-]+(, --[a-z]+)?  +[a-zA-Z]", text, re.MULTILINE)
+    assert f"examples:\n  abele {name}" in text
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from abele import cpython, passes, systems
+from abele import cpython, passes, systems, variables
 from abele._torch import checks
 from abele.compile import keys, tiers
 from abele.compile.compiling import (
@@ -158,6 +158,7 @@ def build(
             that does not exist.
         CompilerError: the compiler failed and the target was forced.
     """
+    variables.warn_of_misspelt()
     record = BuildRecord(forced=target is not None)
     wanted = Wanted.of(start, announce, gather)
     if target is None:

@@ -1,0 +1,91 @@
+"""The command ``abele doctor``, and warnings about misspelt environment variables."""
+
+import ast
+import json
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+
+from abele import __main__, doctor, variables
+from abele.kernels import sources
+
+ROOT = Path(__file__).parents[2]
+CONSTANT = re.compile("ABELE_[A-Z_]+")
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """The environment, without variables of abele."""
+    for name in variables.unknown(doctor.os.environ) | variables.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+@pytest.mark.compiler
+def test_a_whole_installation_needs_no_attention(environment, capsys):
+    environment.setenv("ABELE_RUN_SECRET", "12345")
+    assert __main__.main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"^  compiler +/.*\+\+", text, re.MULTILINE)
+    assert re.search(r"^  default +cpu", text, re.MULTILINE)
+    assert re.search(r"^  ABELE_RUN_SECRET +\(set\)$", text, re.MULTILINE)
+    assert text.endswith("Nothing needs attention.\n")
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_what_is_missing_comes_with_advice(environment, capsys):
+    environment.setenv("CXX", "/missing/g++")
+    environment.setenv("ABELE_TARGT", "cpu")
+    environment.setenv("ABELE_FURTHER", "1")
+    assert __main__.main(["doctor", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["compiling"]["compiler"] == "none"
+    assert found["variables"] == dict.fromkeys(
+        ("ABELE_FURTHER", "ABELE_TARGT"), "no variable of abele: it has no effect"
+    )
+    advice = {each["name"]: each["advice"] for each in found["advice"]}
+    assert "looked for /missing/g++ on PATH" in advice["compiler"]
+    assert advice["ABELE_TARGT"] == "Did you mean ABELE_TARGET?"
+    assert "ABELE_FURTHER" not in advice
+
+
+def test_a_target_that_does_not_exist_is_advice(environment, capsys):
+    environment.setenv("ABELE_TARGET", "gpu")
+    assert __main__.main(["doctor"]) == 1
+    assert "- default: Target 'gpu' does not exist. Known" in capsys.readouterr().out
+
+
+def test_a_home_that_cannot_be_written_is_advice(environment, capsys, tmp_path):
+    (tmp_path / "file").touch()
+    environment.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    environment.setattr(doctor.build, "cache_folder", doctor.build.cache_folder.__wrapped__)
+    assert __main__.main(["doctor"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"{tmp_path}/file/abele cannot be written: set XDG_CACHE_HOME" in said
+
+
+def test_misspelt_variables_are_said_once(environment):
+    environment.setenv("ABELE_LOWERINGS", "emitted")
+    environment.setenv("ABELE_SHARED_DATA", "data")
+    variables.warn_of_misspelt.cache_clear()
+    with pytest.warns(
+        RuntimeWarning, match="ABELE_LOWERINGS has no .* mean ABELE_LOWERING"
+    ) as said:
+        variables.warn_of_misspelt()
+    assert len(said) == 1
+    with warnings.catch_warnings(action="error"):
+        variables.warn_of_misspelt()
+
+
+def test_the_table_has_the_variables_that_the_source_names():
+    header = set(CONSTANT.findall((sources.FOLDER / "abi.h").read_text()))
+    named = {
+        node.value
+        for path in (ROOT / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if CONSTANT.fullmatch(node.value)
+    }
+    assert named - header == set(variables.VARIABLES)
