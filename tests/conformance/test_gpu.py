@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 import poptorch
-from abele.compile.verdict import TOLERANCE
+from abele.compile.verdict import TOLERANCE, ComparisonWarning
 from abele.targets.candidates import ENVIRONMENT as LOWERING
 from abele.targets.cuda.emitted import gemms
 from abele.targets.cuda.emitted import lowering as of_programs
 from abele.targets.cuda.emitted.choices import Choices, microseconds
+from abele.targets.cuda.emitted.source import Writer
 from abele.targets.replay import ENVIRONMENT as GRAPHS
 from conftest import usable
 from helpers.models import MODELS
@@ -319,3 +320,41 @@ def test_products_side_by_side_have_the_bits_of_products_one_after_the_other(mon
         trained_models.append(losses(Branches, lambda: torch.randn(64, 96), steps=20))
     assert all(plans)
     assert torch.equal(*trained_models)
+
+
+COMPARED = {
+    "attention with a mask": LAYERS["attention of 5 with a mask"],
+    "LSTM": LAYERS["LSTM {}"],
+    "dropout": (Dropped, lambda: torch.ones(4, 9, 7)),
+    "norms of two types": (WideNorms, lambda: torch.randn(4, 9, 7)),
+}
+
+
+def first_check(make, data):
+    """Return the loss of the first step and what its comparison found."""
+    torch.manual_seed(3)
+    model, x = make(), data()
+    wrapped = poptorch.trainingModel(model, quiet(), torch.optim.SGD(model.parameters(), lr=0.1))
+    return wrapped(x), wrapped.build_record.running.check
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_programs_are_compared_with_torchs_kernels_before_first_use(name):
+    check = first_check(*COMPARED[name])[1]
+    assert check.startswith("one micro-batch through both: ")
+    assert "lowered by" not in check
+
+
+def test_a_wrong_kernel_is_replaced_before_its_result_is_used(monkeypatch):
+    make, data = (Dropped, lambda: torch.ones(4, 9, 7))
+    texts = Writer.texts
+
+    def wrong(self, count):
+        return [text.replace("float(0.5)", "float(0.25)") for text in texts(self, count)]
+
+    expected, _ = first_check(make, data)
+    monkeypatch.setattr(Writer, "texts", wrong)
+    with pytest.warns(ComparisonWarning, match=r"lowered by 'op_by_op' instead.*differs by"):
+        loss, check = first_check(make, data)
+    torch.testing.assert_close(loss, expected)
+    assert check.endswith(", lowered by 'op_by_op' instead")

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
+from abele import passes
 from abele.program import Program
 from abele.targets.base import Run, Target
 from abele.targets.cuda.emitted import nvrtc
 from abele.targets.cuda.emitted.lowering import Emitted
-from abele.targets.cuda.op_by_op import OpByOp, current_gpu, straight_run, to_gpu
+from abele.targets.cuda.op_by_op import OpByOp, current_gpu, straight_run
 
 
 class Cuda(Target):
@@ -39,9 +40,12 @@ class Cuda(Target):
         return current_gpu()
 
     def interpreted(self, program: Program) -> tuple[Program, Run]:
-        """Return the program moved to the GPU, and a callable that runs torch's kernels."""
-        moved = to_gpu(program)
-        return moved, straight_run(moved)
+        """Return the program with operators that GPUs have, and a callable that runs it by torch.
+
+        Captured programs contain attention of processors, and half norms with float32 weights.
+        """
+        lowered = passes.run_only(program, OpByOp.passes)
+        return lowered, straight_run(lowered)
 
     def toolchain(self) -> str:
         """Return the NVRTC version, which may differ for the same CUDA version of torch."""

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from abele.passes.of_lowerings.gpu import BACKWARD, FORWARD
 from abele.targets import get_target
 from abele.targets.candidates import ENVIRONMENT, candidates
+from abele.targets.cuda import op_by_op
 from abele.targets.cuda.emitted import nvrtc
 from helpers.emitted_operators import program_of
 from helpers.runs import captured
@@ -48,3 +50,12 @@ def test_each_operator_has_who_computes_it():
     for name, expected in (("emitted", {"loop", "torch"}), ("op_by_op", {"torch"})):
         choices = get_target("cuda").lowering(name).kernel_choices(program)
         assert {*choices.values()} - {"no code"} == expected
+
+
+def test_interpreted_programs_have_no_operators_of_processors(monkeypatch):
+    monkeypatch.setattr(op_by_op, "current_gpu", lambda: torch.device("cpu"))
+    attention = torch.nn.functional.scaled_dot_product_attention
+    program = program_of(attention, [torch.randn(2, 3, 4, 8)] * 3, gradients=True)
+    assert {FORWARD, BACKWARD} <= {node.target for node in program.graph.graph.nodes}
+    moved, _ = get_target("cuda").interpreted(program)
+    assert not {FORWARD, BACKWARD}.intersection(node.target for node in moved.graph.graph.nodes)
