@@ -14,6 +14,7 @@ from abele.targets.base import Run, Target
 from abele.targets.cuda.emitted import nvrtc
 from abele.targets.cuda.emitted.lowering import Emitted
 from abele.targets.cuda.op_by_op import OpByOp, current_gpu, straight_run
+from abele.targets.streams import on_capture_stream
 
 
 class Cuda(Target):
@@ -45,7 +46,9 @@ class Cuda(Target):
         Captured programs contain attention of processors, and half norms with float32 weights.
         """
         lowered = passes.run_only(program, OpByOp.passes)
-        return lowered, straight_run(lowered)
+        run = straight_run(lowered)
+        # As emitted code does: cuBLAS keeps 32 MiB for each stream.
+        return lowered, lambda inputs: on_capture_stream(lambda: run(inputs))
 
     def toolchain(self) -> str:
         """Return the NVRTC version, which may differ for the same CUDA version of torch."""

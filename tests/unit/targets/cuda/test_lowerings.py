@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from abele.passes.of_lowerings.gpu import BACKWARD, FORWARD
-from abele.targets import get_target
+from abele.targets import cuda, get_target
 from abele.targets.candidates import ENVIRONMENT, candidates
 from abele.targets.cuda import op_by_op
 from abele.targets.cuda.emitted import nvrtc
@@ -52,10 +52,31 @@ def test_each_operator_has_who_computes_it():
         assert {*choices.values()} - {"no code"} == expected
 
 
-def test_interpreted_programs_have_no_operators_of_processors(monkeypatch):
+@pytest.fixture(name="gpu")
+def _gpu(monkeypatch):
+    """The host in place of a GPU."""
     monkeypatch.setattr(op_by_op, "current_gpu", lambda: torch.device("cpu"))
+
+
+@pytest.mark.usefixtures("gpu")
+def test_interpreted_programs_have_no_operators_of_processors():
     attention = torch.nn.functional.scaled_dot_product_attention
     program = program_of(attention, [torch.randn(2, 3, 4, 8)] * 3, gradients=True)
     assert {FORWARD, BACKWARD} <= {node.target for node in program.graph.graph.nodes}
     moved, _ = get_target("cuda").interpreted(program)
     assert not {FORWARD, BACKWARD}.intersection(node.target for node in moved.graph.graph.nodes)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_interpreted_programs_run_on_the_stream_of_captures(monkeypatch):
+    works = []
+
+    def on_stream(work):
+        works.append(work)
+        return work()
+
+    monkeypatch.setattr(cuda, "on_capture_stream", on_stream)
+    program = program_of(lambda x: x + 1, (torch.ones(2),), gradients=False)
+    (result,) = get_target("cuda").interpreted(program)[1]([torch.ones(2)])
+    assert result.tolist() == [2.0, 2.0]
+    assert len(works) == 1
