@@ -10,6 +10,7 @@ from abele.compile.executable import TakeOverWarning
 from abele.runtime import agreement, state
 from abele.runtime.agreement import Trial
 from abele.step.config import StepConfig
+from abele.targets.base import Compiled
 from helpers.models import MODELS, Model
 from helpers.runs import captured, rule_for, session_of
 from helpers.taking_over import Rounded, Scripted, both, micro_batch
@@ -116,3 +117,34 @@ def test_what_overflows_in_float32_and_integers_are_no_rounding():
     assert agreement.first_problem(one, [one], off, infinite) is not None
     one, off, other = ({"index": torch.tensor(each)} for each in (1, 2, 3))
     assert agreement.first_problem(one, [one], off, other) is not None
+
+
+def precisions_seen():
+    """What cuDNN may use for convolutions and recurrent layers while programs are compared."""
+    made, _, _ = session(NORMALISED, "sgd")
+    cudnn, seen = torch.backends.cudnn, []
+
+    def looking(run):
+        def looked(inputs):
+            seen.append((cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision))
+            return run(inputs)
+
+        return Compiled(looked)
+
+    compiled = {name: looking(each.run) for name, each in made.executable.compiled.items()}
+    trial = Trial(made, micro_batch(made, NORMALISED))
+    trial.run(dataclasses.replace(made.executable, compiled=compiled))
+    return seen
+
+
+def test_comparisons_compute_in_float32_where_torch_lets_cudnn_use_less():
+    cudnn = torch.backends.cudnn
+    assert (cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision) == ("tf32", "tf32")
+    assert precisions_seen() == [("none", "none")]
+    assert (cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision) == ("tf32", "tf32")
+
+
+def test_comparisons_leave_a_precision_of_the_user_alone(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    assert precisions_seen() == [("none", "none")]
+    assert not torch.backends.cudnn.allow_tf32
