@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 from helpers.warm_python import python
 
@@ -61,6 +62,7 @@ def test_it_needs_a_folder(folder):
     assert (done.returncode, done.stderr) == (2, "usage: scripts/gpu FOLDER\n")
 
 
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is built with CUDA")
 def test_a_torch_without_cuda_is_named(folder):
     seems_to_have_a_gpu(folder)
     done = run(folder, folder / "out", python=python())
