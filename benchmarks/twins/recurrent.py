@@ -11,7 +11,7 @@ def loss(params: Params, sequences: jax.Array, labels: jax.Array) -> jax.Array:
     """Sequences [B, steps, features], labels [B] -> loss."""
     from_input = params["layer.weight_ih_l0"].T
     from_state = params["layer.weight_hh_l0"].T
-    bias = params["layer.bias_ih_l0"] + params["lstm.bias_hh_l0"]
+    bias = params["layer.bias_ih_l0"] + params["layer.bias_hh_l0"]
     gates_of_inputs = sequences.swapaxes(0, 1) @ from_input + bias
 
     def step(carry: tuple, gates: jax.Array) -> tuple:
