@@ -162,6 +162,7 @@ def processor_with(tmp_path, monkeypatch):
 
     monkeypatch.setattr(processor, "_DESCRIPTION", tmp_path / "cpuinfo")
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr("torch.cpu.get_capabilities", dict)
     yield become
     processor._described.cache_clear()
 

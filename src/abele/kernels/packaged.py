@@ -10,8 +10,11 @@ import functools
 import hashlib
 import json
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from abele import processor
 from abele.containers import is_mapping
@@ -23,11 +26,28 @@ FOLDER = sources.FOLDER / "compiled"
 #: Manifest of a folder: hashes of its files, and the fingerprint of the sources.
 LIST = "kernels.json"
 LIBRARY = "kernels.so"
+# torch's names of the instruction sets that levels of x86-64 need, by Linux's names.
+_OF_TORCH = {
+    **{"avx": "avx", "avx2": "avx2", "bmi1": "bmi", "bmi2": "bmi2", "f16c": "f16c"},
+    **{"fma": "fma3", "abm": "lzcnt", "avx512f": "avx512_f", "avx512bw": "avx512_bw"},
+    **{"avx512cd": "avx512_cd", "avx512dq": "avx512_dq", "avx512vl": "avx512_vl"},
+}
+
+
+def instructions() -> frozenset[str]:
+    """Return the instruction sets that Linux lists and the processor itself does not deny.
+
+    Under an emulator of an older processor Linux lists those of the real one: code for these would
+    end the process. torch queries the processor (CPUID).
+    """
+    own = torch.cpu.get_capabilities()
+    denied = (name for name, of_torch in _OF_TORCH.items() if own.get(of_torch) is False)
+    return processor.listed() - frozenset(denied)
 
 
 def level() -> str | None:
     """Return the level that kernels are compiled for; None: for this processor only."""
-    return sources.level(platform.machine(), processor.listed())
+    return sources.level(platform.machine(), instructions())
 
 
 def folder() -> Path | None:
@@ -53,20 +73,38 @@ def _usable(folder: Path) -> Path | None:
     try:
         made: Any = json.loads((folder / LIST).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return None
+        others = {sources.architecture(each.parent.name) for each in FOLDER.glob(f"*/{LIST}")}
+        if not others or sources.architecture(folder.name) in others:
+            return None
+        folder, why = FOLDER, f"they are for {', '.join(sorted(others))}"
     except (OSError, ValueError) as error:
         why = f"{LIST} cannot be read ({error})"
     else:
         why = "they were compiled from other sources"
         if is_mapping(made) and made.get("sources") == sources.fingerprint():
             names = (LIBRARY, *(f"{source}.o" for source in sources.KERNELS))
-            lost = next((name for name in names if not (folder / name).is_file()), None)
-            if lost is None:
+            why = next(filter(None, (_spoiled(folder / each, made) for each in names)), None)
+            if why is None:
                 return folder
-            why = f"{lost} is missing"
     warn_user(
         f"The compiled kernels in {folder} are not used: {why}. Kernels are compiled on this "
-        "machine instead. To get rid of this message, install abele again.",
+        "machine instead, if it has a C++ compiler. To get rid of this message, install abele "
+        "again.",
         RuntimeWarning,
     )
     return None
+
+
+def _spoiled(file: Path, made: Mapping[str, Any]) -> str | None:
+    """Return why a file is not the one that its manifest lists; None if it is.
+
+    Loading a library that was cut short ends the process (SIGBUS). Hashes of all files take 2 ms.
+    """
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        return f"{file.name} {'is missing' if missing else f'cannot be read ({error.strerror})'}"
+    files = made.get("files")
+    listed = files.get(file.name) if is_mapping(files) else None
+    return None if hashlib.sha256(content).hexdigest() == listed else f"{file.name} is damaged"

@@ -4,10 +4,12 @@ import ctypes
 import hashlib
 import importlib
 import json
+import platform
 import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 from abele.errors import CompilerError
 from abele.kernels import build, packaged, self_test, sources
@@ -47,9 +49,32 @@ def test_a_processor_has_the_highest_level_of_which_it_has_everything(instructio
     ],
 )
 def test_kernels_of_a_level_are_used_on_its_architecture(machine, instructions, level, monkeypatch):
+    become(monkeypatch, machine, instructions)
+    assert packaged.level() == level
+
+
+def become(monkeypatch, machine, instructions, denied=()):
+    """Let Linux list a processor's instructions, and the processor itself deny some of them."""
     monkeypatch.setattr(packaged.processor, "listed", lambda: frozenset(instructions))
     monkeypatch.setattr(packaged.platform, "machine", lambda: machine)
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: dict.fromkeys(denied, False))
+
+
+@pytest.mark.parametrize(
+    ("denied", "level"),
+    [([], "x86-64-v4"), (["avx512_bw"], "x86-64-v3"), (["avx512_f", "avx2"], None)],
+)
+def test_what_an_emulator_lacks_is_not_used_although_linux_lists_it(denied, level, monkeypatch):
+    become(monkeypatch, "x86_64", ZEN_4, denied)
     assert packaged.level() == level
+    why_slow = Cpu().why_slow()
+    assert (why_slow is None) is (level is not None)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86-64")
+def test_torch_names_the_instructions_of_levels():
+    assert packaged._OF_TORCH.keys() >= sources.LEVELS["x86-64-v4"] - {"movbe"}
+    assert set(packaged._OF_TORCH.values()) <= torch.cpu.get_capabilities().keys()
 
 
 def test_kernels_are_compiled_for_a_level_or_else_for_this_processor():
@@ -62,7 +87,7 @@ def test_kernels_are_compiled_for_a_level_or_else_for_this_processor():
 def brought(tmp_path, monkeypatch):
     """A folder of a package for this machine's level; ``write`` makes its list anew."""
     monkeypatch.setattr(packaged, "FOLDER", tmp_path / "compiled")
-    monkeypatch.setattr(packaged.processor, "listed", lambda: frozenset(ZEN_4))
+    become(monkeypatch, "x86_64", ZEN_4)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(build, "_version", lambda compiler: "a compiler")
     caches = build.cache_folder, packaged._usable
@@ -123,6 +148,22 @@ def removed(folder):
     (folder / "rows.cpp.o").unlink()
 
 
+def cut_short(folder):
+    (folder / packaged.LIBRARY).write_text("al")
+
+
+def changed(folder):
+    (folder / "rows.cpp.o").write_text("another")
+
+
+def unlisted(folder):
+    write(folder, files=None)
+
+
+def of_another_architecture(folder):
+    folder.rename(folder.with_name("armv8.2-a"))
+
+
 def of_other_sources(folder):
     write(folder, sources="0")
 
@@ -139,6 +180,10 @@ def no_mapping(folder):
     ("spoil", "why"),
     [
         (removed, "rows.cpp.o is missing"),
+        (cut_short, "kernels.so is damaged"),
+        (changed, "rows.cpp.o is damaged"),
+        (unlisted, "kernels.so is damaged"),
+        (of_another_architecture, r"compiled are not used: they are for aarch64\."),
         (of_other_sources, "compiled from other sources"),
         (no_json, "kernels.json cannot be read"),
         (no_mapping, "compiled from other sources"),

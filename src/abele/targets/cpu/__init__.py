@@ -50,7 +50,7 @@ class Cpu(HostTarget):
 
     def why_slow(self) -> str | None:
         """Return why compiled programs are slow: kernels' vectors, which old processors lack."""
-        known = processor.listed()
+        known = packaged.instructions()
         if platform.machine() not in ("x86_64", "AMD64") or not known or "avx2" in known:
             return None
         return f"this processor ({processor.name()}) has no AVX2, which processors have since 2013"
