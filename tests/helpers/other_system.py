@@ -4,10 +4,15 @@ Run as ``python other_system.py SYSTEM PROGRAM``, with a program's text. What su
 standard library lacks is removed before the program imports anything of this project.
 """
 
+import ctypes
 import errno
+import faulthandler
+import mmap
 import os
+import select
 import signal
 import sys
+import time
 
 _SCHEDULER = ("sched_getaffinity", "sched_setaffinity", "sched_setscheduler", "sched_param")
 _LINUX = (*_SCHEDULER, "SCHED_IDLE", "memfd_create", "MFD_CLOEXEC", "pidfd_open", "posix_fallocate")
@@ -18,6 +23,12 @@ _POSIX = (
 )
 _SIGNALS = ("HUP", "QUIT", "KILL", "USR1", "USR2", "PIPE", "ALRM", "CHLD", "STOP", "CONT")
 _OTHER_SIGNALS = ("setitimer", "ITIMER_REAL", "pthread_kill", "pthread_sigmask")
+_ELSEWHERE = {
+    faulthandler: ("register", "unregister"),
+    mmap: ("MAP_PRIVATE", "MAP_ANONYMOUS", "MADV_HUGEPAGE"),
+    select: ("poll", "epoll", "POLLIN"),
+    time: ("clock_gettime", "CLOCK_MONOTONIC"),
+}
 _MODULES = ("fcntl", "resource", "pwd", "grp", "termios", "pty", "tty")
 _LINUX_FOLDERS = ("/proc/", "/sys/", "/dev/shm")
 
@@ -34,10 +45,24 @@ def become(system):
             delattr(os, name)
     for name in (*(f"SIG{each}" for each in _SIGNALS), *_OTHER_SIGNALS) if windows else ():
         delattr(signal, name)
+    for module, names in _ELSEWHERE.items() if windows else ():
+        for name in names:
+            delattr(module, name)
+    if windows:
+        ctypes.CDLL = _Library  # type: ignore[reportAttributeAccessIssue]
     for name in _MODULES if windows else ():
         sys.modules[name] = None  # type: ignore[reportArgumentType]
     sys.platform = system
     sys.addaudithook(_watch_windows if windows else _watch)
+
+
+class _Library(ctypes.CDLL):
+    """A library on Windows, where the program itself is none."""
+
+    def __init__(self, name, *arguments, **options):
+        if name is None:
+            raise TypeError("argument of type 'NoneType' is not iterable")
+        super().__init__(name, *arguments, **options)
 
 
 def _watch(event, arguments):

@@ -56,6 +56,14 @@ with part("forced"):
 with part("accessor"):
     data = torch.utils.data.TensorDataset(torch.zeros(8, 1))
     poptorch.AsynchronousDataAccessor(poptorch.DataLoader(poptorch.Options(), data)).terminate()
+os.environ["ABELE_TARGET"] = "reference"
+os.environ["POPLAR_ENGINE_OPTIONS"] = json.dumps(
+    {"autoReport.all": "true", "autoReport.directory": os.path.abspath("reports")}
+)
+with part("report"):
+    exec(README)
+    train.destroy()
+    print(sorted(os.listdir(os.path.join("reports", *os.listdir("reports")))))
 for name in ("gc-info", "gc-inventory", "gc-monitor"):
     with part(name):
         words = ["--ipu-count"] if name == "gc-info" else []
@@ -121,6 +129,12 @@ def test_a_forced_target_says_why_it_cannot_be_used(said, system):
     reason = "has no OpenMP" if system[1] == "darwin" else "compiled programs need Linux"
     assert re.search(rf"Target 'cpu' cannot compile: .*{reason}", said["forced"])
     assert "AttributeError" not in said["forced"]
+
+
+def test_reports_are_written(said):
+    *_, loss, files = said["report"].splitlines()
+    assert loss == "loss 10.60 -> 0.0020 on target reference"
+    assert "report.html" in files
 
 
 def test_parts_that_need_linux_say_so(said, system):

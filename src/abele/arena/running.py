@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from abele import systems
 from abele.arena.places import Allocation, Places, planned_again
 from abele.kernels import build
 
@@ -246,5 +247,7 @@ def _set_threshold(bytes_of_block: int) -> None:
 
 @functools.cache
 def _mallopt():
+    if not systems.POSIX:  # the program itself is no library there
+        return None
     library = ctypes.CDLL(None)
     return library.mallopt if hasattr(library, "gnu_get_libc_version") else None

@@ -129,7 +129,8 @@ def _watch_signal(number: signal.Signals) -> None:
     """Install a handler for a signal that ends the process, unless the program has one."""
     if signal.getsignal(number) is not signal.SIG_DFL:
         return
-    prints_stack = faulthandler.unregister(number)
+    # Windows prints no stacks at signals.
+    prints_stack = hasattr(faulthandler, "unregister") and faulthandler.unregister(number)
     signal.signal(number, _terminated)
     if prints_stack:  # as before, and then what was set here
         with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):
