@@ -45,6 +45,13 @@ def test_a_gpu_is_found_by_its_own_identifier(machine):
     assert [hold.devices for hold in result] == [(3,), ()]
 
 
+def test_a_process_under_qemu_is_alive_though_it_saw_a_later_start(machine):
+    machine.add_process(321, started=4987)
+    machine.add_record(321, started=5000)
+    ((hold,), _) = holds(machine)
+    assert hold.pid == 321
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -87,8 +87,23 @@ def _delete_if_left(entry: os.DirEntry[str], machine: str, pid: int, since: int)
         os.unlink(entry.path)
 
 
-def started(process: int | str = "self") -> int | None:
-    """Return the start time of a process in clock ticks since boot; None if it is unknown."""
+def started(process: int | None = None) -> int | None:
+    """Return the start time of a process in clock ticks since boot; None if it is unknown.
+
+    Args:
+        process: its PID; None: this process.
+    """
+    own = os.getpid()
+    return _own_start(own) if process in (None, own) else _start(process)
+
+
+@functools.cache
+def _own_start(process: int) -> int | None:
+    # qemu-user gives each thread its own time; all of a process have to name the same one.
+    return _start(process)
+
+
+def _start(process: int | None) -> int | None:
     try:
         text = (_PROC / str(process) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -99,10 +114,17 @@ def started(process: int | str = "self") -> int | None:
 
 
 def runs(process: int, since: int) -> bool:
-    """Return whether a process of this machine still runs, identified by PID and start time."""
+    """Return whether a process of this machine still runs, identified by PID and start time.
+
+    Args:
+        process: its PID.
+        since: its start time as it found it itself, in clock ticks since boot; 0 if unknown.
+    """
     start = started(process)
     if start is not None:
-        return since in (0, start)
+        # qemu-user tells a process that it started later than others see. Whatever had this PID
+        # at that time is still the same process.
+        return since == 0 or start <= since
     # Other users' processes may be hidden, and there may be no /proc: a signal still tells.
     if (_PROC / "self/stat").exists() and (_PROC / "1/stat").exists():
         return False

@@ -1,5 +1,6 @@
 """Temporary files: what killed processes leave is deleted, and nothing else."""
 
+import itertools
 import os
 import signal
 import stat
@@ -36,7 +37,7 @@ def test_only_what_has_no_living_process_is_deleted(tmp_path):
         "abele-somebody",
         "abele-12345678",
     ]
-    left = [name(99999999, 5), name(os.getpid(), own + 1), name(99999999, 6, rest="dataset-y")]
+    left = [name(99999999, 5), name(os.getpid(), own - 1), name(99999999, 6, rest="dataset-y")]
     for each in (*kept, *left[:-1]):
         (tmp_path / each).mkdir()
         (tmp_path / each / "program.pt2").write_text("")
@@ -125,12 +126,24 @@ def test_a_private_folder_is_made_or_checked(tmp_path):
 
 def test_the_system_says_which_processes_run():
     assert temporary.runs(os.getpid(), temporary.started())
+    assert temporary.runs(os.getpid(), temporary.started() + 40)  # what qemu says of itself
     assert not temporary.runs(os.getpid(), 1)
     child = subprocess.Popen([sys.executable, "-c", ""])
     since = temporary.started(child.pid)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert not temporary.runs(child.pid, since)  # a process that ended, of which nobody took note
     child.wait()
+
+
+def test_a_process_names_one_start_time_where_each_thread_sees_its_own(monkeypatch, tmp_path):
+    """As under qemu-user: a folder of one thread is not deleted by another."""
+    ticks = itertools.count(temporary.started())
+    monkeypatch.setattr(temporary, "_start", lambda _: next(ticks))
+    temporary._own_start.cache_clear()
+    with temporary.folder(tmp_path) as path:
+        temporary.sweep(tmp_path)
+        assert os.path.isdir(path)
+        assert os.path.basename(path).startswith(temporary.prefix())
 
 
 def test_temporary_files_are_where_the_system_says(monkeypatch, tmp_path):
