@@ -222,7 +222,18 @@ def test_nor_do_other_activations_and_other_operators():
 
 def test_processors_without_wide_registers_keep_the_library(monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
     assert not any(map(gains, forms()))
+
+
+@pytest.mark.parametrize("capability", ["DEFAULT", "SVE128", "SVE256"])
+def test_arm_has_our_kernels_with_and_without_sve(monkeypatch, capability):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert all(map(gains, forms()))
+    for backward in (False, True):
+        chosen = [kernel_of(node(*each[:3], backward=backward)) for each in CHOICES]
+        assert chosen == [each[3] for each in CHOICES]
 
 
 @pytest.mark.parametrize(
