@@ -72,7 +72,8 @@ def test_executables_and_kernels_of_another_processor_have_other_names(machine):
     assert not set(library) & set(other_library)
 
 
-def test_processors_of_one_level_share_kernels_but_no_executables(machine):
+def test_processors_of_one_level_share_kernels_but_no_executables(machine, monkeypatch):
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
     target, names = get_target("cpu"), []
     for further in ("gfni", ""):
         machine(x86(f"{further} {' '.join(sources.LEVELS['x86-64-v3'])}"))
