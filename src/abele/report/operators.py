@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
-from torch.utils import flop_counter
-from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 from abele import _torch
 from abele.containers import is_sequence
@@ -23,8 +24,7 @@ aten = torch.ops.aten
 
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 _ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-_counter: Any = flop_counter
-_sdpa, _sdpa_backward = _counter.sdpa_flop_count, _counter.sdpa_backward_flop_count
+_FORMULAS = "torch.utils.flop_counter"
 
 
 def of_program(program: Program) -> tuple[Operators, ...]:
@@ -78,6 +78,21 @@ def bytes_of(value: object) -> int:
     return sum(map(bytes_of, value)) if is_sequence(value) else 0
 
 
+@functools.cache
+def _formulas() -> Any:
+    """Return torch's module of FLOPs, loaded by the first report.
+
+    A CUDA build of torch loads Triton with it, a fifth of a second, or warns that Triton's kernels
+    will not be counted; programs have none.
+    """
+    log = logging.getLogger(_FORMULAS)
+    before, log.disabled = log.disabled, True
+    try:
+        return importlib.import_module(_FORMULAS)
+    finally:
+        log.disabled = before
+
+
 def operations(node: torch.fx.Node) -> int:
     """Return the FLOPs of a convolution, GEMM, attention or recurrent layer; 0 for others."""
     values: Any = torch.fx.map_arg(
@@ -89,9 +104,9 @@ def operations(node: torch.fx.Node) -> int:
         target = aten.convolution.default
         arguments = (x, weight, bias, stride, padding, dilation, False, [0, 0], groups)
     elif target is _ATTENTION:  # those of GPUs are in the registry
-        return _sdpa(*(each.shape for each in arguments[:3]))
+        return _formulas().sdpa_flop_count(*(each.shape for each in arguments[:3]))
     elif target is _ATTENTION_BACKWARD:
-        return _sdpa_backward(*(each.shape for each in arguments[:4]))
+        return _formulas().sdpa_backward_flop_count(*(each.shape for each in arguments[:4]))
     elif target in (lstm.forward, lstm.backward):
         x, *weights = arguments[:3]
         one = 2 * x.shape[0] * x.shape[1] * sum(each.numel() for each in weights)
@@ -110,9 +125,9 @@ def operations(node: torch.fx.Node) -> int:
     elif target is aten.convolution_backward.default and arguments[9] > 1:
         # The registry's counts every channel with every other.
         grad, x, weight, transposed = (arguments[index] for index in (0, 1, 2, 7))
-        one = conv_flop_count(x.shape, weight.shape, grad.shape, transposed=transposed)
+        one = _formulas().conv_flop_count(x.shape, weight.shape, grad.shape, transposed=transposed)
         return one * sum(arguments[-1][:2])
-    formula = flop_registry.get(getattr(target, "overloadpacket", None))
+    formula = _formulas().flop_registry.get(getattr(target, "overloadpacket", None))
     if formula is None:
         return 0
     return int(formula(*arguments, **options, out_val=node.meta.get("val")))
