@@ -1,0 +1,204 @@
+"""Writes docs/platforms.md from records of what ran where, and such records.
+
+python scripts/gen_platforms.py            rewrites the page
+python scripts/gen_platforms.py --check    exits 1 if it is stale
+python scripts/gen_platforms.py --record "whole suite" --junit a.xml b.xml
+python scripts/gen_platforms.py --record "README program" --counts 1 0 0 --set python=3.13.5
+
+A record is written by the Python that ran the tests, or --set says what is different there.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+
+from abele._torch import versions  # noqa: E402 - after the path
+
+PAGE = ROOT / "docs" / "platforms.md"
+RECORDS = ROOT / "benchmarks" / "records" / "platforms"
+LINKS = "../benchmarks/records/platforms"
+SUITE, README = "whole suite", "README program"
+#: What makes one row: keys of a record's environment.
+ROW = ("torch", "python", "cpu", "compiler", "system")
+COLUMNS = """\
+| torch | Python | processor | compiler | system | README program | tests |
+|---|---|---|---|---|---|---|"""
+NAMES = {"torch": "torch", "python": "Python"}
+Record = dict[str, Any]
+
+
+def main() -> int:
+    """Rewrite or check docs/platforms.md, or write a record."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="only compare; exit 1 if stale")
+    parser.add_argument("--record", metavar="PART", help=f'what ran: "{SUITE}", "{README}", a path')
+    parser.add_argument("--junit", nargs="+", type=Path, help="pytest's files of --junitxml")
+    parser.add_argument("--counts", nargs=3, type=int, metavar=("PASSED", "FAILED", "SKIPPED"))
+    parser.add_argument("--seconds", type=float, help="of --counts: how long it took")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help=", ".join(ROW))
+    options = parser.parse_args()
+    if options.record:
+        if bool(options.junit) == bool(options.counts):
+            parser.error("--record needs either --junit or --counts.")
+        outcome = of_junit(options.junit) if options.junit else of_counts(options)
+        given = dict(each.split("=", 1) for each in options.set)
+        print(write(RECORDS, options.record, outcome, {**environment(), **given}))
+        return 0
+    old = PAGE.read_text()
+    new = page(old, [json.loads(path.read_text()) for path in sorted(RECORDS.glob("*.json"))])
+    if options.check:
+        if new != old:
+            print("docs/platforms.md is stale: run python scripts/gen_platforms.py")
+        return int(new != old)
+    PAGE.write_text(new)
+    return 0
+
+
+def of_counts(options: argparse.Namespace) -> Record:
+    """Return the outcome that the command line gives."""
+    passed, failed, skipped = options.counts
+    counts = {"passed": passed, "failed": failed, "skipped": skipped}
+    return {**counts, "seconds": options.seconds, "failures": []}
+
+
+def of_junit(paths: list[Path]) -> Record:
+    """Return the outcome of the tests in pytest's files; of one that ran twice, the last counts."""
+    outcomes: dict[str, str] = {}
+    seconds = 0.0
+    for path in paths:
+        for suite in ElementTree.parse(path).iter("testsuite"):
+            seconds += float(suite.get("time", 0))
+            for case in suite.iter("testcase"):
+                kinds = {child.tag for child in case}
+                kind = "failed" if kinds & {"failure", "error"} else "passed"
+                kind = "skipped" if "skipped" in kinds else kind
+                outcomes[f"{case.get('classname')}::{case.get('name')}"] = kind
+    kinds = list(outcomes.values())
+    counts = {kind: kinds.count(kind) for kind in ("passed", "failed", "skipped")}
+    failures = sorted(name for name, kind in outcomes.items() if kind == "failed")
+    return {**counts, "seconds": round(seconds, 1), "failures": failures}
+
+
+def environment() -> Record:
+    """Return where this Python runs, as records of benchmarks do, with compiler and system."""
+    from benchmarks import harness
+
+    found = harness.environment()
+    compiler = os.environ.get("CXX", "g++")
+    try:
+        version = subprocess.check_output([compiler, "-dumpfullversion", "-dumpversion"], text=True)
+        found["compiler"] = f"{Path(compiler).name} {version.strip()}"
+    except (OSError, subprocess.CalledProcessError):
+        found["compiler"] = "none"
+    with contextlib.suppress(OSError):
+        release = platform.freedesktop_os_release()
+        number = release.get("VERSION_ID") or release.get("VERSION_CODENAME", "")
+        found["system"] = f"{release['NAME'].split()[0]} {number}, {platform.machine()}"
+    return found
+
+
+def write(folder: Path, part: str, outcome: Record, where: Record) -> Path:
+    """Write the record of one run, in place of an older one of the same part at the same place."""
+    name = "_".join([where["gpu"] or where["cpu"], *(where[key] for key in ROW if key != "cpu")])
+    slug = re.sub(r"[^\w.]+", "-", f"{name}_{part}").strip("-").lower()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{slug}.json"
+    path.write_text(json.dumps({"environment": where, "part": part, **outcome}, indent=1) + "\n")
+    return path
+
+
+def page(text: str, records: list[Record]) -> str:
+    """Return the page with its tables made anew."""
+    for name, table in (("claims", claims(records)), ("rows", rows(records))):
+        part = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)", re.S)
+        text = part.sub(lambda m, table=table: f"{m[1]}{table}{m[2]}", text)
+    return text
+
+
+def claims(records: list[Record]) -> str:
+    """Return the versions that this project names as tried, each with the most that ran there."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        named = " ".join(tomllib.load(file)["project"]["classifiers"])
+    pythons = re.findall(r"Python :: (3\.\d+)", named)
+    lines = ["| claimed | passed there |", "|---|---|"]
+    for key, wanted in (("torch", versions.SUPPORTED), ("python", pythons)):
+        for series in wanted:
+            there = [each for each in records if _series(each, key) == series]
+            lines.append(f"| {NAMES[key]} {series} | {_most(key, there)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _series(record: Record, key: str) -> str:
+    return ".".join(re.findall(r"\d+", record["environment"][key])[:2])
+
+
+def _most(key: str, records: list[Record]) -> str:
+    passed = [each for each in records if not each["failed"]]
+    other = "python" if key == "torch" else "torch"
+    found = []
+    for part in sorted({each["part"] for each in passed}, key=_rank):
+        beside = {_series(each, other) for each in passed if each["part"] == part}
+        found.append(f"{part} with {NAMES[other]} {', '.join(sorted(beside, key=_number))}")
+        if part == SUITE:
+            break
+    return "; ".join(found) or "nothing yet"
+
+
+def _rank(part: str) -> tuple[bool, bool, str]:
+    return part != SUITE, part == README, part
+
+
+def _number(version: str) -> list[int]:
+    return [int(each) for each in re.findall(r"\d+", version)]
+
+
+def rows(records: list[Record]) -> str:
+    """Return one row for each place, and beneath them the tests that failed."""
+    places: dict[tuple[str, ...], list[Record]] = {}
+    for each in records:
+        where = each["environment"]
+        processor = where["gpu"] or where["cpu"]
+        key = tuple(processor if name == "cpu" else where[name] for name in ROW)
+        places.setdefault(key, []).append(each)
+    lines, failures = [COLUMNS], []
+    for key in sorted(places, key=lambda key: ([_number(each) for each in key[:2]], key[2:])):
+        found = sorted(places[key], key=lambda each: _rank(each["part"]))
+        program = [_cell(each) for each in found if each["part"] == README]
+        tests = [f"{each['part']}: {_cell(each)}" for each in found if each["part"] != README]
+        cells = ["<br>".join(program) or "-", "<br>".join(tests) or "-"]
+        lines.append(f"| {' | '.join([*key, *cells])} |")
+        names = [name for each in found for name in each["failures"]]
+        failures += [f"- torch {key[0]}, Python {key[1]}, {key[2]}: `{name}`" for name in names]
+    if failures:
+        lines += ["", "Failed:", "", *failures]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(record: Record) -> str:
+    counts = [
+        f"{record[kind]:,} {kind}" for kind in ("passed", "failed", "skipped") if record[kind]
+    ]
+    if record["part"] == README:
+        counts = ["failed" if record["failed"] else "passed"]
+    if record["seconds"] is not None:
+        seconds = record["seconds"]
+        counts.append(f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.1f} s")
+    where = record["environment"]
+    notes = [where["date"], where["commit"], *filter(None, [where.get("note")])]
+    return f"{', '.join(counts)} ({', '.join(notes)})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
