@@ -46,7 +46,7 @@ BUDGETS = {
     "src/popdist": 31,
     "src/poptorch": 170,
     "src/sambaflow": 33,
-    "tests": 816,
+    "tests": 818,
     "tests/unit/port": 63,
     "benchmarks": 77,
 }

@@ -57,7 +57,7 @@ def main() -> int:
         print(write(RECORDS, options.record, outcome, {**environment(), **given}))
         return 0
     old = PAGE.read_text()
-    new = page(old, [json.loads(path.read_text()) for path in sorted(RECORDS.glob("*.json"))])
+    new = page(old, records(RECORDS))
     if options.check:
         if new != old:
             print("docs/platforms.md is stale: run python scripts/gen_platforms.py")
@@ -112,22 +112,28 @@ def environment() -> Record:
 def write(folder: Path, part: str, outcome: Record, where: Record) -> Path:
     """Write the record of one run, in place of an older one of the same part at the same place."""
     name = "_".join([where["gpu"] or where["cpu"], *(where[key] for key in ROW if key != "cpu")])
-    slug = re.sub(r"[^\w.]+", "-", f"{name}_{part}").strip("-").lower()
+    slug = re.sub(r"-?_-?", "_", re.sub(r"[^\w.]+", "-", f"{name}_{part}")).lower()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{slug}.json"
     path.write_text(json.dumps({"environment": where, "part": part, **outcome}, indent=1) + "\n")
     return path
 
 
-def page(text: str, records: list[Record]) -> str:
+def records(folder: Path) -> list[Record]:
+    """Return the records of a folder, each with its file."""
+    paths = sorted(folder.glob("*.json"))
+    return [{**json.loads(path.read_text()), "file": path.name} for path in paths]
+
+
+def page(text: str, found: list[Record]) -> str:
     """Return the page with its tables made anew."""
-    for name, table in (("claims", claims(records)), ("rows", rows(records))):
+    for name, table in (("claims", claims(found)), ("rows", rows(found))):
         part = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)", re.S)
         text = part.sub(lambda m, table=table: f"{m[1]}{table}{m[2]}", text)
     return text
 
 
-def claims(records: list[Record]) -> str:
+def claims(found: list[Record]) -> str:
     """Return the versions that this project names as tried, each with the most that ran there."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         named = " ".join(tomllib.load(file)["project"]["classifiers"])
@@ -135,7 +141,7 @@ def claims(records: list[Record]) -> str:
     lines = ["| claimed | passed there |", "|---|---|"]
     for key, wanted in (("torch", versions.SUPPORTED), ("python", pythons)):
         for series in wanted:
-            there = [each for each in records if _series(each, key) == series]
+            there = [each for each in found if _series(each, key) == series]
             lines.append(f"| {NAMES[key]} {series} | {_most(key, there)} |")
     return "\n".join(lines) + "\n"
 
@@ -144,42 +150,45 @@ def _series(record: Record, key: str) -> str:
     return ".".join(re.findall(r"\d+", record["environment"][key])[:2])
 
 
-def _most(key: str, records: list[Record]) -> str:
-    passed = [each for each in records if not each["failed"]]
+def _most(key: str, found: list[Record]) -> str:
     other = "python" if key == "torch" else "torch"
-    found = []
-    for part in sorted({each["part"] for each in passed}, key=_rank):
-        beside = {_series(each, other) for each in passed if each["part"] == part}
-        found.append(f"{part} with {NAMES[other]} {', '.join(sorted(beside, key=_number))}")
-        if part == SUITE:
-            break
-    return "; ".join(found) or "nothing yet"
+    beside: dict[str, set[str]] = {}
+    for each in found:
+        if not each["failed"]:
+            beside.setdefault(each["part"], set()).add(_series(each, other))
+    parts = [SUITE] if SUITE in beside else sorted(beside, key=_rank)
+    texts = [f"{part} with {NAMES[other]} {_list(beside[part])}" for part in parts]
+    return "; ".join(texts) or "nothing yet"
+
+
+def _list(numbers: set[str]) -> str:
+    return ", ".join(sorted(numbers, key=_number))
 
 
 def _rank(part: str) -> tuple[bool, bool, str]:
-    return part != SUITE, part == README, part
+    return part != SUITE, part != README, part
 
 
 def _number(version: str) -> list[int]:
     return [int(each) for each in re.findall(r"\d+", version)]
 
 
-def rows(records: list[Record]) -> str:
+def rows(found: list[Record]) -> str:
     """Return one row for each place, and beneath them the tests that failed."""
     places: dict[tuple[str, ...], list[Record]] = {}
-    for each in records:
+    for each in found:
         where = each["environment"]
         processor = where["gpu"] or where["cpu"]
         key = tuple(processor if name == "cpu" else where[name] for name in ROW)
         places.setdefault(key, []).append(each)
     lines, failures = [COLUMNS], []
     for key in sorted(places, key=lambda key: ([_number(each) for each in key[:2]], key[2:])):
-        found = sorted(places[key], key=lambda each: _rank(each["part"]))
-        program = [_cell(each) for each in found if each["part"] == README]
-        tests = [f"{each['part']}: {_cell(each)}" for each in found if each["part"] != README]
+        here = sorted(places[key], key=lambda each: _rank(each["part"]))
+        program = [_cell(each) for each in here if each["part"] == README]
+        tests = [f"{each['part']}: {_cell(each)}" for each in here if each["part"] != README]
         cells = ["<br>".join(program) or "-", "<br>".join(tests) or "-"]
         lines.append(f"| {' | '.join([*key, *cells])} |")
-        names = [name for each in found for name in each["failures"]]
+        names = [name for each in here for name in each["failures"]]
         failures += [f"- torch {key[0]}, Python {key[1]}, {key[2]}: `{name}`" for name in names]
     if failures:
         lines += ["", "Failed:", "", *failures]
@@ -196,8 +205,9 @@ def _cell(record: Record) -> str:
         seconds = record["seconds"]
         counts.append(f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.1f} s")
     where = record["environment"]
-    notes = [where["date"], where["commit"], *filter(None, [where.get("note")])]
-    return f"{', '.join(counts)} ({', '.join(notes)})"
+    changed = " with changes" if where["dirty"] else ""
+    notes = [f"[{where['date']}]({LINKS}/{record['file']})", f"{where['commit']}{changed}"]
+    return f"{', '.join(counts)} ({', '.join([*notes, *filter(None, [where.get('note')])])})"
 
 
 if __name__ == "__main__":
