@@ -62,13 +62,15 @@ def test_it_needs_a_folder(folder):
     assert (done.returncode, done.stderr) == (2, "usage: scripts/gpu FOLDER\n")
 
 
-@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is built with CUDA")
-def test_a_torch_without_cuda_is_named(folder):
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_torch_that_cannot_use_the_gpu_says_why(folder):
     seems_to_have_a_gpu(folder)
     done = run(folder, folder / "out", python=python())
     assert done.returncode == 3
     assert "target cuda cannot run with" in done.stderr
-    assert "this torch is built without CUDA" in done.stderr
+    built = torch.version.cuda is not None
+    assert ("no CUDA device was found" in done.stderr) == built
+    assert ("this torch is built without CUDA" in done.stderr) != built
 
 
 @pytest.mark.parametrize(("tests", "status"), [(0, 0), (1, 1)])
