@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import itertools
 import sys
@@ -20,6 +21,7 @@ from abele.errors import PortError
 _Kind = TypeVar("_Kind", bound=cst.CSTNode)
 #: Nodes by the name of their class, with their positions.
 _Nodes = dict[str, list[tuple[int, cst.CSTNode]]]
+_DEEPEST = 2000  # levels of a syntax tree; libcst's parser ends the process between 4000 and 8000
 _PIECES = 4096  # that are remembered
 _ANYTHING = m.DoNotCare()
 
@@ -32,6 +34,7 @@ def require_python(name: str, text: str) -> None:
 
     Raises:
         PortError: the text is not Python 3, or is a notebook.
+        RecursionError: a statement is nested too deeply.
     """
     if text.lstrip().startswith("{") and '"nbformat"' in text:
         raise PortError(_NOTEBOOK.format(name))
@@ -39,10 +42,24 @@ def require_python(name: str, text: str) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             compile(text, name, "exec", dont_inherit=True)
+            _require_shallow(ast.parse(text, name))
     except SyntaxError as error:
         raise PortError(_no_python(name, text.splitlines(), error)) from error
     except ValueError as error:  # a null byte, in some versions of Python
         raise PortError(f"{name}: this is no Python that can be read ({error})") from error
+
+
+def _require_shallow(tree: ast.AST) -> None:
+    """Raise an error for a tree that libcst's parser has too little stack for.
+
+    Python 3.14 reads tens of thousands of levels; older versions raise an error first.
+    """
+    level = [tree]
+    for _ in range(_DEEPEST):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        if not level:
+            return
+    raise RecursionError(f"more than {_DEEPEST} levels")
 
 
 def _no_python(name: str, lines: list[str], error: SyntaxError) -> str:
