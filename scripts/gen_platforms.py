@@ -33,8 +33,8 @@ SUITE, README = "whole suite", "README program"
 #: What makes one row: keys of a record's environment.
 ROW = ("torch", "python", "cpu", "compiler", "system")
 COLUMNS = """\
-| torch | Python | processor | compiler | system | README program | tests |
-|---|---|---|---|---|---|---|"""
+| torch | Python | processor | compiler | system | what ran | outcome | record |
+|---|---|---|---|---|---|---|---|"""
 NAMES = {"torch": "torch", "python": "Python"}
 Record = dict[str, Any]
 
@@ -156,8 +156,11 @@ def _most(key: str, found: list[Record]) -> str:
     for each in found:
         if not each["failed"]:
             beside.setdefault(each["part"], set()).add(_series(each, other))
-    parts = [SUITE] if SUITE in beside else sorted(beside, key=_rank)
+    parts = [part for part in (SUITE, README) if part in beside][:1] or sorted(beside)[:1]
     texts = [f"{part} with {NAMES[other]} {_list(beside[part])}" for part in parts]
+    others = len(beside) - len(parts)
+    if others and SUITE not in beside:
+        texts.append(f"{others} other part{'s' * (others > 1)}")
     return "; ".join(texts) or "nothing yet"
 
 
@@ -174,28 +177,34 @@ def _number(version: str) -> list[int]:
 
 
 def rows(found: list[Record]) -> str:
-    """Return one row for each place, and beneath them the tests that failed."""
-    places: dict[tuple[str, ...], list[Record]] = {}
-    for each in found:
-        where = each["environment"]
-        processor = where["gpu"] or where["cpu"]
-        key = tuple(processor if name == "cpu" else where[name] for name in ROW)
-        places.setdefault(key, []).append(each)
+    """Return one row for each record, and beneath them the tests that failed."""
     lines, failures = [COLUMNS], []
-    for key in sorted(places, key=lambda key: ([_number(each) for each in key[:2]], key[2:])):
-        here = sorted(places[key], key=lambda each: _rank(each["part"]))
-        program = [_cell(each) for each in here if each["part"] == README]
-        tests = [f"{each['part']}: {_cell(each)}" for each in here if each["part"] != README]
-        cells = ["<br>".join(program) or "-", "<br>".join(tests) or "-"]
-        lines.append(f"| {' | '.join([*key, *cells])} |")
-        names = [name for each in here for name in each["failures"]]
-        failures += [f"- torch {key[0]}, Python {key[1]}, {key[2]}: `{name}`" for name in names]
+    before: list[str] = []
+    for each in sorted(found, key=_order):
+        place = _place(each)
+        shown = place if place != before else [""] * len(place)
+        lines.append(f"| {' | '.join([*shown, each['part'], _outcome(each), _link(each)])} |")
+        before = place
+        failures += [
+            f"- torch {place[0]}, Python {place[1]}, {place[2]}: `{name}`"
+            for name in each["failures"]
+        ]
     if failures:
         lines += ["", "Failed:", "", *failures]
     return "\n".join(lines) + "\n"
 
 
-def _cell(record: Record) -> str:
+def _place(record: Record) -> list[str]:
+    where = record["environment"]
+    return [where["gpu"] or where["cpu"] if key == "cpu" else where[key] for key in ROW]
+
+
+def _order(record: Record) -> tuple[Any, ...]:
+    torch, python, *others = _place(record)
+    return _number(torch), _number(python), others, _rank(record["part"])
+
+
+def _outcome(record: Record) -> str:
     counts = [
         f"{record[kind]:,} {kind}" for kind in ("passed", "failed", "skipped") if record[kind]
     ]
@@ -204,10 +213,14 @@ def _cell(record: Record) -> str:
     if record["seconds"] is not None:
         seconds = record["seconds"]
         counts.append(f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.1f} s")
+    return ", ".join(counts)
+
+
+def _link(record: Record) -> str:
     where = record["environment"]
     changed = " with changes" if where["dirty"] else ""
-    notes = [f"[{where['date']}]({LINKS}/{record['file']})", f"{where['commit']}{changed}"]
-    return f"{', '.join(counts)} ({', '.join([*notes, *filter(None, [where.get('note')])])})"
+    link = f"[{where['date']}]({LINKS}/{record['file']})"
+    return ", ".join(filter(None, [link, f"{where['commit']}{changed}", where.get("note")]))
 
 
 if __name__ == "__main__":
