@@ -137,7 +137,7 @@ def test_the_system_says_which_processes_run():
 
 def test_a_process_names_one_start_time_where_each_thread_sees_its_own(monkeypatch, tmp_path):
     """As under qemu-user: a folder of one thread is not deleted by another."""
-    ticks = itertools.count(temporary.started())
+    ticks = itertools.count(temporary.started() or 0)
     monkeypatch.setattr(temporary, "_start", lambda _: next(ticks))
     temporary._own_start.cache_clear()
     with temporary.folder(tmp_path) as path:
