@@ -21,7 +21,7 @@ from abele.targets.translation.places import (
     contiguous_stride,
     is_contiguous,
 )
-from abele.targets.translation.pointwise import NAMES
+from abele.targets.translation.pointwise import HALF, NAMES
 
 # Waking a thread takes about as long as this many elements of a plain loop do.
 _WORK_PER_THREAD = 8192
@@ -38,6 +38,10 @@ _LIGHT = re.compile(
 # A loop is compiled once, whoever calls it: in each of its callers a compiler might join other
 # products and sums to one operation, and so round otherwise.
 LOOP = "static __attribute__((noinline, noclone)) void"
+
+# Elements of 16 bits that are converted at a time: processors have instructions for that, but
+# compilers do not use them in loops. What a loop reads of them stays in the first-level cache.
+_BLOCK = 256
 
 # Memory, the first element in it, and the strides with which a loop reads or writes it.
 _Key = tuple[Buffer, int, tuple[int, ...]]
@@ -105,6 +109,13 @@ class LoopWriter:
         # for all.
         self._loads: list[str] = []
         self._names = 0
+        # Conversions before and after each block; None where elements are converted one by one.
+        self._before: list[str] | None = None
+        self._after: list[str] = []
+        self._unrounded: dict[str, str] = {}  # registers before they were rounded to 16 bits
+        self._loaded: dict[
+            str, int
+        ] = {}  # pointers of registers that hold float32 elements in order
         # Registers that hold an element of a tensor: by its memory and where in it.
         self._values: dict[_Key, str] = {}
 
@@ -167,14 +178,26 @@ class LoopWriter:
 
     def kernel(self) -> Kernel:
         """Return the loop nest as a C++ function."""
+        if self._converts_in_blocks():
+            self._before = []
         loop = self.loop()
         cost = len(self._operations) + _FUNCTION * sum(map(functions, loop.body))
         work = self._size * max(1, cost // _PLAIN)
-        text = _function(self._arguments(loop), loop.shape, loop.body)
+        text = (
+            _function(self._arguments(loop), loop.shape, loop.body)
+            if self._before is None
+            else _function_in_blocks(self._arguments(loop), loop.body, self._before, self._after)
+        )
         turns = loop.shape[0] if loop.shape else 0
         near = self._updates() and cost == len(self._operations) and self._bytes() <= _NEAR
         workers = 1 if near else max(1, min(turns, work // _WORK_PER_THREAD))
         return Kernel(text, loop.pointers, loop.types, turns, workers)
+
+    def _converts_in_blocks(self) -> bool:
+        """Return whether a flat loop has 16-bit tensors, all of which it goes through in order."""
+        shape, by_access = self._turned()
+        narrow = [stride for key, stride in by_access.items() if key[0].dtype in HALF]
+        return len(shape) == 1 and bool(narrow) and all(stride == [1] for stride in narrow)
 
     def _updates(self) -> bool:
         """Return whether the loop writes an input slot (state)."""
@@ -211,8 +234,13 @@ class LoopWriter:
         result = operation.result
         kind, value = NAMES[result.dtype], operation.expression(*texts)
         source = operation.operands[0] if operation.operands else None
-        if [value] == texts[:1] and isinstance(source, Place) and source.dtype is result.dtype:
+        copied = [value] == texts[:1] and isinstance(source, Place) and source.dtype is result.dtype
+        if copied and isinstance(source, Place):
             value = self._values[self._key(source)]  # a copy, which need not be rounded again
+        if result.dtype in HALF and self._before is not None:
+            return self._lines_in_block(result, name, value, copied=copied)
+        if result.dtype in HALF and result.buffer not in self._kept and not copied:
+            kind, value = "float", f"{kind}::rounded({value})"  # nothing stores the 16 bits
         lines.append(f"const {kind} {name} = {kind}({value});")
         self._values[self._key(result)] = name
         if result.buffer in self._kept:
@@ -221,13 +249,45 @@ class LoopWriter:
             lines.append(f"p{pointer}[{self._index[self._key(result)]}] = {name};")
         return lines
 
+    def _lines_in_block(self, result: Place, name: str, value: str, *, copied: bool) -> list[str]:
+        """Return the lines that compute an element of 16 bits as a float, rounded when read."""
+        assert self._before is not None
+        kind, self._values[self._key(result)] = NAMES[result.dtype], name
+        if copied:
+            lines = [f"const float {name} = {value};"]
+            self._unrounded[name] = self._unrounded.get(value, value)
+        elif value in self._loaded:
+            pointer = self._loaded[value]
+            self._before.append(_converted("round_all", kind, f"p{pointer}", f"r{name}"))
+            lines = [f"const float {name} = r{name}[i0 - first];"]
+            self._unrounded[name] = name
+        else:
+            lines = [f"const float {name}_ = {value};"]
+            lines.append(f"const float {name} = {kind}::rounded({name}_);")
+            self._unrounded[name] = f"{name}_"
+        if result.buffer in self._kept:
+            pointer = self._pointer(result)
+            self._written.add(pointer)
+            self._before.append(f"float w{pointer}[{_BLOCK}];")
+            lines.append(f"w{pointer}[i0 - first] = {self._unrounded[name]};")
+            self._after.append(
+                f"abele::narrow<{kind}>(w{pointer}, last - first, p{pointer} + first);"
+            )
+        return lines
+
     def _element(self, place: Place, dtype: torch.dtype) -> str:
         key = self._key(place)
         if key not in self._values:
             name = self._name()
             pointer = self._pointer(place)
-            kind = NAMES[place.dtype]
-            self._loads.append(f"const {kind} {name} = p{pointer}[{self._index[key]}];")
+            kind, index = NAMES[place.dtype], self._index[key]
+            if self._before is not None and place.dtype in HALF:
+                self._before.append(_converted("widen", kind, f"p{pointer}", f"h{pointer}"))
+                self._loads.append(f"const float {name} = h{pointer}[i0 - first];")
+            else:
+                self._loads.append(f"const {kind} {name} = p{pointer}[{index}];")
+                if place.dtype is torch.float32 and index == "i0":
+                    self._loaded[name] = pointer
             self._values[key] = name
         name = self._values[key]
         return name if place.dtype is dtype else f"{NAMES[dtype]}({name})"
@@ -301,4 +361,29 @@ def _function(arguments: list[str], shape: list[int], body: list[str], *, shared
         lines.append(f"for (Index i{d} = {limits[0]}; i{d} < {limits[1]}; ++i{d}) {{")
     lines += [f"  {line}" for line in body]
     lines += ["}"] * len(shape)
+    return "\n".join([*lines, "}"])
+
+
+def _converted(function: str, kind: str, source: str, to: str) -> str:
+    """Return C++ that converts a block of a tensor to an array of floats."""
+    call = f"abele::{function}<{kind}>({source} + first, last - first, {to});"
+    return f"float {to}[{_BLOCK}]; {call}"
+
+
+def _function_in_blocks(
+    arguments: list[str], body: list[str], before: list[str], after: list[str]
+) -> str:
+    """Return C++ of a flat loop in blocks, with conversions before and after each of them."""
+    lines = [
+        f"{LOOP} NAME({', '.join([*arguments, 'Index begin, Index end'])}) {{",
+        f"for (Index first = begin; first < end; first += {_BLOCK}) {{",
+        f"  const Index last = end - first < {_BLOCK} ? end : first + {_BLOCK};",
+        *(f"  {line}" for line in before),
+        "#pragma GCC ivdep",
+        "  for (Index i0 = first; i0 < last; ++i0) {",
+        *(f"    {line}" for line in body),
+        "  }",
+        *(f"  {line}" for line in after),
+        "}",
+    ]
     return "\n".join([*lines, "}"])

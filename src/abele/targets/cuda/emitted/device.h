@@ -67,6 +67,7 @@ struct Half {
     return x;
   }
 #endif
+  static __device__ float rounded(float x) { return Half(x); }
 };
 struct Bfloat {
   unsigned short bits;
@@ -75,6 +76,7 @@ struct Bfloat {
     bits = x != x ? 0x7fc0 : (all + 0x7fff + (all >> 16 & 1)) >> 16;
   }
   __device__ operator float() const { return float_of(unsigned(bits) << 16); }
+  static __device__ float rounded(float x) { return Bfloat(x); }
 
  private:
 #ifdef ABELE_ON_HOST
