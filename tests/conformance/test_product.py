@@ -151,3 +151,88 @@ def test_threads_treat_subnormal_numbers_as_the_one_that_calls(own):
     finally:
         torch.set_flush_denormal(False)
     assert product(own, a, b, threads=2).all()
+
+
+# -- factors and results of 16 bits ---------------------------------------------------------------
+
+TYPES = [torch.float32, torch.float16, torch.bfloat16]
+KINDS = [(1, 1, 0), (2, 2, 2), (0, 1, 1), (1, 0, 0), (0, 2, 0), (2, 0, 2), (1, 2, 1), (0, 0, 1)]
+
+
+def typed(values, kind):
+    """Return 16-bit values with the strides that the float32 ones have."""
+    result = torch.empty_strided(values.shape, values.stride(), dtype=TYPES[kind])
+    return result.copy_(values)
+
+
+def typed_product(own, a, b, kinds, threads=1, apart=0):
+    """The product of tensors whose types have the numbers ``kinds``, and that of their values."""
+    a, b = typed(a, kinds[0]), typed(b, kinds[1])
+    rows, columns = a.shape[1], b.shape[2]
+    memory = torch.full((a.shape[0], rows, columns + apart), math.nan, dtype=TYPES[kinds[2]])
+    sizes = described(a, b)
+    sizes.a_type, sizes.b_type, sizes.c_type = kinds
+    sizes.c_next, sizes.c_row = memory.stride()[:2]
+    pointers = [each.data_ptr() for each in (a, b, memory)]
+    own.abele_product(ctypes.byref(sizes), *pointers, threads)
+    assert memory[..., columns:].isnan().all()
+    return memory[..., :columns], product(own, a.float(), b.float())
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("turned", range(4))
+@pytest.mark.parametrize("kinds", KINDS, ids=str)
+def test_factors_of_16_bits_have_the_bits_of_their_float32_values(own, kinds, turned, threads):
+    for index, sizes in enumerate([*SIZES, (700, 300, 20), (15, 1100, 300), (150, 530, 260)]):
+        rows, columns, inner = sizes
+        for count in (1, 3) if rows * columns * inner < 1e5 else (1,):
+            a = factor(count, rows, inner, turned=turned % 2, step=index % 3, seed=index)
+            b = factor(count, inner, columns, turned=turned // 2, step=1, seed=index + 50)
+            result, exact = typed_product(own, a, b, kinds, threads, apart=index % 2)
+            assert torch.equal(result, exact.to(result.dtype)), (sizes, count)
+
+
+@pytest.mark.parametrize("kind", [1, 2])
+@pytest.mark.parametrize("turned", [0, 1])
+@pytest.mark.parametrize("sizes", [*SIZES, (700, 300, 20), (15, 2000, 3)], ids=str)
+def test_rows_of_16_bit_factors_have_the_bits_of_the_product(own, sizes, turned, kind):
+    rows, columns, inner = sizes
+    a = typed(factor(1, rows, inner, turned=turned, step=2, seed=5), kind)
+    b = typed(factor(1, inner, columns, turned=1 - turned, step=1, seed=6), kind)
+    whole, result = product(own, a.float(), b.float())[0], torch.full((rows, columns), math.nan)
+
+    def take(_context, address, first, count):
+        block = (ctypes.c_float * (count * columns)).from_address(address)
+        values = torch.frombuffer(block, dtype=torch.float32)
+        result[first : first + count] = values.view(count, columns)
+
+    described_ = described(a, b)
+    described_.c_next, described_.a_type, described_.b_type = 0, kind, kind
+    pointers = a.data_ptr(), b.data_ptr(), binding.Rows(take), None, 2
+    own.abele_product_by_rows(ctypes.byref(described_), *pointers)
+    assert torch.equal(result, whole)
+
+
+@pytest.mark.parametrize("kind", [1, 2])
+@pytest.mark.parametrize("turned", range(4))
+@pytest.mark.parametrize("sizes", [(40, 48, 70), (30, 35, 70), (150, 70, 90)], ids=str)
+def test_special_numbers_of_16_bits_stay_what_they_are(own, sizes, turned, kind):
+    rows, columns, inner = sizes
+    a = factor(1, rows, inner, turned=turned % 2, step=0, seed=7)
+    b = torch.zeros(1, inner, columns)
+    small = 2.0**-24 if kind == 1 else torch.finfo(torch.bfloat16).smallest_normal
+    special = [math.nan, math.inf, -math.inf, small, -small, 65504.0, 0.0, 3 * small]
+    a.zero_()[0, : len(special), 3] = torch.tensor(special)
+    b[0, 3] = 1.0
+    b = b.mT.contiguous().mT if turned // 2 else b
+    result, exact = typed_product(own, a, b, (kind, kind, kind))
+    assert torch.equal(result[0, : len(special), 0].isnan(), torch.tensor(special).isnan())
+    assert result[0, 3:8, -1].tolist() == typed(a, kind)[0, 3:8, 3].tolist()
+    torch.testing.assert_close(result.float(), exact, rtol=0.01, atol=0, equal_nan=True)
+
+
+def test_results_of_16_bits_are_rounded_to_nearest_even(own):
+    values = torch.tensor([1 + 2**-11, 1 + 3 * 2**-11, 65519.0, 65520.0, 2**-25, 3 * 2**-26])
+    a, b = values.repeat(4, 1)[None], torch.eye(6)[None]
+    result, _ = typed_product(own, a, b, (0, 0, 1))
+    assert torch.equal(result[0], values.half().expand(4, 6))

@@ -232,7 +232,10 @@ ABELE_API int abele_scale_shift(const AbeleNorm* norm, const float* x, const flo
 
 // c[i] = a[i] b[i] for i < count: [rows, inner] times [inner, columns]. Of the two steps of a, and of
 // b, one is 1; `next` leads from one matrix to the next. Elements of a row of c are neighbours. If c_next
-// is 0, c is the sum of all products.
+// is 0, c is the sum of all products. Factors of 16 bits are multiplied and summed in float32, and a c
+// of 16 bits is rounded to nearest once.
+enum { ABELE_FLOAT32 = 0, ABELE_FLOAT16 = 1, ABELE_BFLOAT16 = 2 };
+
 typedef struct AbeleProduct {
   int64_t count, rows, columns, inner;
   int64_t a_next, a_row, a_column;
@@ -243,10 +246,13 @@ typedef struct AbeleProduct {
   // 0 or 1: two threads share the inner dimension, which is at least 2. For one product with b_column
   // 1 and b_packed 0.
   int64_t halves;
+  // ABELE_FLOAT32 and so on; a packed b is float32. A c of 16 bits is not added to, is no sum of several
+  // products, and `halves` is 0.
+  int64_t a_type, b_type, c_type;
 } AbeleProduct;
 
 // Any number of threads gives the same bits.
-ABELE_API int abele_product(const AbeleProduct* product, const float* a, const float* b, float* c,
+ABELE_API int abele_product(const AbeleProduct* product, const void* a, const void* b, void* c,
                             int threads);
 
 // What happens to rows of a product once they are computed: `count` of them, the first of which is
@@ -254,13 +260,13 @@ ABELE_API int abele_product(const AbeleProduct* product, const float* a, const f
 typedef void (*AbeleRows)(void* context, const float* rows, int64_t first, int64_t count);
 
 // The same product, of which c has no memory: `then` gets blocks of its rows while they are in the
-// cache, each row once; they are `c_row` apart. For one product whose `added` is 0.
-ABELE_API int abele_product_by_rows(const AbeleProduct* product, const float* a, const float* b,
+// cache, each row once; they are `c_row` apart. For one product whose `added` is 0, and c is float32.
+ABELE_API int abele_product_by_rows(const AbeleProduct* product, const void* a, const void* b,
                                     AbeleRows then, void* context, int threads);
 
 // Packs one b that many products read. `packed` has room for [inner][columns] with the columns
 // rounded up to a multiple of 64.
-ABELE_API int abele_product_pack(const AbeleProduct* product, const float* b, float* packed,
+ABELE_API int abele_product_pack(const AbeleProduct* product, const void* b, float* packed,
                                  int threads);
 
 // -- recurrent layers -------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ constexpr Index LEAST_INNER = 1024, MOST_RESULTS = 4096;
 
 inline bool has_long_sums(const AbeleProduct& p) {
   const bool summed = p.count > 1 && p.c_next == 0;
-  return summed && !p.b_packed && p.a_column == 1 && p.b_row == 1 && p.inner >= LEAST_INNER &&
+  const bool wide = p.a_type == ABELE_FLOAT32 && p.b_type == ABELE_FLOAT32;
+  return summed && wide && !p.b_packed && p.a_column == 1 && p.b_row == 1 && p.inner >= LEAST_INNER &&
          p.rows * p.columns <= MOST_RESULTS;
 }
 

@@ -8,8 +8,9 @@
 namespace abele {
 
 // Mean and 1 / sqrt(variance + eps) of n neighbours.
-inline Pair moments(const float* x, Index n, float eps) {
-  const float mean = sum_of(n, [=](Index i) { return x[i]; }) / float(n);
+template <class In>
+inline Pair moments(const In* x, Index n, float eps) {
+  const float mean = sum_of(n, [=](Index i) { return float(x[i]); }) / float(n);
   const float square = sum_of(n, [=](Index i) { return (x[i] - mean) * (x[i] - mean); });
   const float variance = square / float(n);
   // 1 / sqrt(inf) is 0, so that a diverged row would look finite. Torch gives NaN from 1e20 on.
@@ -90,16 +91,17 @@ inline void layer_norm_weights(Index rows, Index size, const float* grad, const 
   });
 }
 
-// Samples x channels x pixels, statistics over groups of channels.
-template <int most>
+// Samples x channels x pixels, statistics over groups of channels. Of groups, x, y and the gradients
+// may have 16 bits.
+template <int most, class In, class Out>
 inline void group_norm(Index samples, Index channels, Index pixels, Index groups, float eps,
-                       const float* x, const float* weight, const float* bias, float* y,
-                       float* mean, float* rstd, int threads) {
+                       const In* x, const float* weight, const float* bias, Out* y, float* mean,
+                       float* rstd, int threads) {
   const Index each = channels / groups;
   share<most>(samples * groups, threads, [=](Index begin, Index end) {
     for (Index task = begin; task < end; ++task) {
-      const float* from = x + task * each * pixels;
-      float* to = y + task * each * pixels;
+      const In* from = x + task * each * pixels;
+      Out* to = y + task * each * pixels;
       const Pair stats = moments(from, each * pixels, eps);
       mean[task] = stats.first, rstd[task] = stats.second;
       for (Index c = 0; c < each; ++c) {
@@ -114,11 +116,11 @@ inline void group_norm(Index samples, Index channels, Index pixels, Index groups
 }
 
 // With `masked`, x went through a ReLU, and the gradient does as well.
-template <int most, bool masked>
+template <int most, bool masked, class Grad, class In, class Out>
 inline void group_norm_backward(Index samples, Index channels, Index pixels, Index groups,
-                                const float* grad, const float* x, const float* mean,
-                                const float* rstd, const float* weight, float* grad_x,
-                                float* sums, int threads) {
+                                const Grad* grad, const In* x, const float* mean,
+                                const float* rstd, const float* weight, Out* grad_x, float* sums,
+                                int threads) {
   const Index each = channels / groups;
   share<most>(samples * groups, threads, [=](Index begin, Index end) {
     for (Index task = begin; task < end; ++task) {
@@ -126,7 +128,8 @@ inline void group_norm_backward(Index samples, Index channels, Index pixels, Ind
       float a = 0.0f, b = 0.0f;
       for (Index c = 0; c < each; ++c) {
         const Index plane = task * each + c;
-        const float *g = grad + plane * pixels, *from = x + plane * pixels;
+        const Grad* g = grad + plane * pixels;
+        const In* from = x + plane * pixels;
         const Pair pair = sums_of(pixels, [=](Index i) {
           return Pair{g[i], g[i] * ((from[i] - m) * scale)};
         });
@@ -138,9 +141,10 @@ inline void group_norm_backward(Index samples, Index channels, Index pixels, Ind
       a /= count, b /= count;
       for (Index c = 0; c < each; ++c) {
         const Index plane = task * each + c;
-        const float *g = grad + plane * pixels, *from = x + plane * pixels;
+        const Grad* g = grad + plane * pixels;
+        const In* from = x + plane * pixels;
         const float w = weight[task % groups * each + c];
-        float* to = grad_x + plane * pixels;
+        Out* to = grad_x + plane * pixels;
 #pragma GCC ivdep
         for (Index i = 0; i < pixels; ++i) {
           const float value = scale * (g[i] * w - a - (from[i] - m) * scale * b);

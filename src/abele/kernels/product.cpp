@@ -9,6 +9,7 @@
 #include "blocks.h"
 #include "few_rows.h"
 #include "long_sums.h"
+#include "operands.h"
 #include "product.h"
 #include "small_product.h"
 
@@ -18,7 +19,9 @@ namespace {
 // Blocks of both operands that the second-level cache holds, beside what is read next.
 constexpr Index BLOCK_ROWS = 10 * PRODUCT_ROWS, BLOCK_COLUMNS = 512, BLOCK_INNER = 256;
 constexpr Index A_WORK = BLOCK_ROWS / PRODUCT_ROWS * PACKED_ROWS * BLOCK_INNER;
-constexpr Index WORK = A_WORK + BLOCK_COLUMNS * BLOCK_INNER;
+// Columns of a transposed b of 16 bits, converted before they are packed.
+constexpr Index TURNED = PRODUCT_COLUMNS * BLOCK_INNER;
+constexpr Index WORK = A_WORK + BLOCK_COLUMNS * BLOCK_INNER + TURNED;
 // Results that stay in this cache until they are used, which brings others there.
 constexpr Index KEPT = 1 << 16;
 // Threads take rows one after the other where each can pack all of b, which is no larger than this. So
@@ -57,15 +60,22 @@ Index whole_columns(Index columns) { return ceil_div(columns, PRODUCT_COLUMNS) *
 // A part of c that one thread computes, and what it reads.
 struct Share {
   Index rows, columns, inner;
-  Matrix a, b;
+  Operand a, b;
   const float* packed;  // all of b, or null
   Index packed_columns, first_column;
-  float* c;
-  Index c_row;
+  float* c;         // null if it has 16 bits
+  uint16_t* small;  // c of 16 bits, or null
+  Index c_row, c_type;
   bool added;
   Index behind;  // rows that follow those of a in memory
   bool one_row;  // c has no other, in any thread
 
+  void move_result(Index elements) {
+    if (small != nullptr)
+      small += elements;
+    else
+      c += elements;
+  }
   const float* columns_of(Part along, Index column) const {
     return packed + along.begin * packed_columns + (first_column + column) * along.size;
   }
@@ -97,10 +107,10 @@ void multiply_tile(const Share& share, Part rows, Index column, const Block& blo
 class Upcoming {
  public:
   Upcoming() = default;
-  Upcoming(Matrix m, Index rows, Index columns)
-      : line_(m.data),
-        step_(long_step(m)),
-        left_(m.column == 1 ? columns : rows) {}
+  Upcoming(const Operand& m, Index rows, Index columns)
+      : line_(m.lines().data),
+        step_(long_step(m.lines())),
+        left_((m.column == 1 ? columns : rows) / (m.narrow() ? 2 : 1)) {}
   bool empty() const { return left_ <= 0; }
   Ahead next() {
     const Ahead lines{line_, step_};
@@ -121,24 +131,35 @@ Upcoming columns_behind(const Share& share, const Block& block, Index column) {
           std::min(PRODUCT_COLUMNS, share.columns - next)};
 }
 
-// The rows of tile `i` of some rows, packed or where they lie.
-Matrix rows_of_tile(const Share& share, Part high, Index i, const Block& block,
-                    const float* packed) {
-  if (packs_rows(share.a)) return {packed + i * block.size * PACKED_ROWS, 1, PACKED_ROWS};
-  return share.a.from(high.begin + tile_rows(high.size, i).begin, block.begin);
+// Some rows of a in a block, packed or converted to `work` where tiles do not read them where they are.
+Matrix rows_of_block(const Share& share, Part high, const Block& block, float* work) {
+  const Operand a = share.a.from(high.begin, block.begin);
+  if (!a.narrow() && packs_rows(a.floats())) {
+    pack_rows(a.floats(), high.size, block.size, work);
+    return {work, 1, PACKED_ROWS};
+  }
+  return in_float32(a, high.size, block.size, work);
+}
+
+// The rows of tile `i` of those rows.
+Matrix rows_of_tile(const Share& share, Matrix rows, Part high, Index i, const Block& block) {
+  if (!share.a.narrow() && packs_rows(share.a.floats()))
+    return {rows.data + i * block.size * PACKED_ROWS, 1, PACKED_ROWS};
+  return rows.from(tile_rows(high.size, i).begin, 0);
 }
 
 // Some rows, with columns of b that are packed here if they are not yet.
 void multiply_block(const Share& share, Part high, Part wide, const Block& block,
-                    const float* packed_rows, float* b_work, Upcoming rows_behind) {
+                    Matrix ready, float* b_work, Upcoming rows_behind) {
   const Index tiles = ceil_div(high.size, PRODUCT_ROWS);
   const bool packs = share.packed == nullptr && high.begin == 0;
   for (Index column = wide.begin; column < wide.begin + wide.size; column += PRODUCT_COLUMNS) {
     float* b = b_work + (column - wide.begin) * block.size;
     Upcoming columns;
     if (packs) {
-      pack_columns<false>(share.b.from(block.begin, column), block.size,
-                          std::min(PRODUCT_COLUMNS, share.columns - column), b);
+      pack_panel<false>(share.b.from(block.begin, column), block.size,
+                        std::min(PRODUCT_COLUMNS, share.columns - column),
+                        b_work + BLOCK_COLUMNS * BLOCK_INNER, b);
       columns = columns_behind(share, block, column);
     }
     for (Index i = 0; i < tiles; ++i) {
@@ -146,7 +167,7 @@ void multiply_block(const Share& share, Part high, Part wide, const Block& block
       Upcoming& upcoming = columns.empty() ? rows_behind : columns;
       const Ahead ahead = upcoming.empty() ? Ahead{b, 0} : upcoming.next();
       multiply_tile(share, {high.begin + rows.begin, rows.size}, column, block,
-                    rows_of_tile(share, high, i, block, packed_rows), b, ahead);
+                    rows_of_tile(share, ready, high, i, block), b, ahead);
     }
   }
 }
@@ -174,9 +195,8 @@ void multiply(const Share& share, float* work) {
       const Part wide{column, std::min(BLOCK_COLUMNS, share.columns - column)};
       for (Index i = 0; i < blocks; ++i) {
         const Part high = part(share.rows, blocks, i);
-        if (packs_rows(share.a))
-          pack_rows(share.a.from(high.begin, block.begin), high.size, block.size, work);
-        multiply_block(share, high, wide, block, work, work + A_WORK,
+        const Matrix ready = rows_of_block(share, high, block, work);
+        multiply_block(share, high, wide, block, ready, work + A_WORK,
                        rows_behind(share, block, cut, i, column + wide.size));
       }
     }
@@ -187,17 +207,22 @@ void multiply(const Share& share, float* work) {
 // The same where a has few rows and b is read where it lies. Sums have the same order.
 void multiply_few_rows(const Share& share, float* work) {
   const Index cuts = cuts_of(share.inner), groups = ceil_div(share.columns, AT_ONCE);
-  pack_lanes(share.a, share.rows, share.inner, work);
+  float* converted = work + ceil_div(share.rows, LANES) * LANES * share.inner;
+  for (Index row = 0; row < share.rows; row += LANES) {
+    const Index count = std::min<Index>(LANES, share.rows - row);
+    const Matrix rows = in_float32(share.a.from(row, 0), count, share.inner, converted);
+    pack_lanes(rows, count, share.inner, work + row * share.inner);
+  }
   for (Index i = 0; i < groups; ++i) {
     const Part wide = part(share.columns, groups, i);
+    const Matrix b = in_float32(share.b.from(0, wide.begin), share.inner, wide.size, converted);
     for (Index row = 0; row < share.rows; row += LANES) {
       const float* a = work + row * share.inner;
       float sums[AT_ONCE * LANES];
       for (Index cut = 0; cut < cuts; ++cut) {
         const Part along = inner_part(share.inner, cut);
         FEW_ROWS_TILES[wide.size - 1](along.size, a + along.begin * LANES,
-                                      share.b.from(along.begin, wide.begin).data, share.b.column,
-                                      sums, cut > 0);
+                                      b.from(along.begin, 0).data, b.column, sums, cut > 0);
       }
       for (Index r = 0; r < std::min<Index>(LANES, share.rows - row); ++r)
         for (Index j = 0; j < wide.size; ++j) {
@@ -222,13 +247,16 @@ bool has_small_factors(const AbeleProduct& p) {
 
 // Small factors; a turned b is turned back.
 void multiply_small_share(const Share& share, float* work) {
-  Matrix b = share.b;
+  const Matrix a = in_float32(share.a, share.rows, share.inner, work);
+  if (share.a.narrow()) work += share.rows * share.inner;
+  Matrix b = in_float32(share.b, share.inner, share.columns, work);
+  if (share.b.narrow()) work += share.inner * share.columns;
   if (b.column != 1) {
     for (Index i = 0; i < share.columns; i += LANES)
       pack_turned_lanes<false>(share.inner, b.from(0, i).data, b.column, share.columns, work + i);
     b = {work, share.columns, 1};
   }
-  multiply_small(share.a, b, share.rows, share.columns, share.inner, share.c, share.c_row,
+  multiply_small(a, b, share.rows, share.columns, share.inner, share.c, share.c_row,
                  share.added);
 }
 
@@ -237,32 +265,62 @@ struct Way {
   bool small, few;
   Index room;
   void operator()(const Share& share, float* work) const {
-    if (small)
+    if (share.small != nullptr)
+      round(share, work);
+    else if (small)
       multiply_small_share(share, work);
     else if (few)
       multiply_few_rows(share, work);
     else
       multiply(share, work);
   }
+
+ private:
+  // A c of 16 bits, block by block.
+  void round(const Share& share, float* work) const {
+    for (Index row = 0; row < share.rows; row += BLOCK_ROWS)
+      for (Index column = 0; column < share.columns; column += BLOCK_COLUMNS) {
+        Share block = share;
+        block.rows = std::min(BLOCK_ROWS, share.rows - row);
+        block.columns = std::min(BLOCK_COLUMNS, share.columns - column);
+        block.a = share.a.from(row, 0);
+        if (share.packed == nullptr) block.b = share.b.from(0, column);
+        block.first_column += column, block.behind = 0;
+        block.c = work, block.c_row = block.columns, block.small = nullptr;
+        (*this)(block, work + BLOCK_ROWS * BLOCK_COLUMNS);
+        uint16_t* to = share.small + row * share.c_row + column;
+        for (Index i = 0; i < block.rows; ++i)
+          narrow_row(share.c_type, work + i * block.columns, block.columns, to + i * share.c_row);
+      }
+  }
 };
 Way way_of(const AbeleProduct& p) {
-  if (has_small_factors(p)) return {true, false, p.b_column == 1 ? 0 : p.inner * p.columns};
-  const bool few = has_few_rows(p);
-  return {false, few, few ? ceil_div(p.rows, LANES) * LANES * p.inner : WORK};
+  const Index rounded = p.c_type != ABELE_FLOAT32 ? BLOCK_ROWS * BLOCK_COLUMNS : 0;
+  const bool narrow_a = p.a_type != ABELE_FLOAT32, narrow_b = p.b_type != ABELE_FLOAT32;
+  if (has_small_factors(p)) {
+    const Index a = narrow_a ? p.rows * p.inner : 0, b = p.inner * p.columns;
+    return {true, false, rounded + a + (narrow_b ? b : 0) + (p.b_column == 1 ? 0 : b)};
+  }
+  if (!has_few_rows(p)) return {false, false, rounded + WORK};
+  const Index converted = narrow_a || narrow_b ? std::max(LANES, AT_ONCE) * p.inner : 0;
+  return {false, true, rounded + ceil_div(p.rows, LANES) * LANES * p.inner + converted};
 }
 
-Share whole(const AbeleProduct& p, const float* a, const float* b, float* c) {
-  const Matrix plain{p.b_packed ? nullptr : b, p.b_row, p.b_column};
+Share whole(const AbeleProduct& p, const void* a, const void* b, void* c) {
+  const Operand plain{p.b_packed ? nullptr : b, p.b_row, p.b_column, p.b_type};
+  const bool rounded = p.c_type != ABELE_FLOAT32;
   return {p.rows,
           p.columns,
           p.inner,
-          {a, p.a_row, p.a_column},
+          {a, p.a_row, p.a_column, p.a_type},
           plain,
-          p.b_packed ? b : nullptr,
+          p.b_packed ? static_cast<const float*>(b) : nullptr,
           whole_columns(p.columns),
           0,
-          c,
+          rounded ? nullptr : static_cast<float*>(c),
+          rounded ? static_cast<uint16_t*>(c) : nullptr,
           p.c_row,
+          p.c_type,
           p.added != 0,
           0,
           p.rows == 1};
@@ -328,7 +386,7 @@ Share share_of(const AbeleProduct& p, Share share, int threads, Index across, In
   share.a = share.a.from(rows.begin, 0);
   if (share.packed == nullptr) share.b = share.b.from(0, column);
   share.first_column = column;
-  share.c += rows.begin * share.c_row + column;
+  share.move_result(rows.begin * share.c_row + column);
   return share;
 }
 
@@ -336,12 +394,13 @@ Share share_of(const AbeleProduct& p, Share share, int threads, Index across, In
 Index pieces(const AbeleProduct& p) {
   return ceil_div(p.columns, PRODUCT_COLUMNS) * cuts_of(p.inner);
 }
-void pack_piece(const AbeleProduct& p, const float* b, float* packed, Index i) {
+void pack_piece(const AbeleProduct& p, const void* b, float* packed, Index i) {
   const Index wide = ceil_div(p.columns, PRODUCT_COLUMNS), column = i % wide * PRODUCT_COLUMNS;
   const Part along = inner_part(p.inner, i / wide);
-  pack_columns<true>(Matrix{b, p.b_row, p.b_column}.from(along.begin, column), along.size,
-                     std::min(PRODUCT_COLUMNS, p.columns - column),
-                     packed + along.begin * wide * PRODUCT_COLUMNS + column * along.size);
+  float turned[PRODUCT_COLUMNS * LONGEST_SUM];
+  pack_panel<true>(Operand{b, p.b_row, p.b_column, p.b_type}.from(along.begin, column), along.size,
+                   std::min(PRODUCT_COLUMNS, p.columns - column), turned,
+                   packed + along.begin * wide * PRODUCT_COLUMNS + column * along.size);
 }
 
 // Rows of a product: whole tiles, in as many blocks as threads take one after the other.
@@ -357,7 +416,7 @@ Index row_blocks(const AbeleProduct& p, Index rows, int threads) {
 }
 
 // Packs all of b; pieces are taken one after the other, so that no thread waits for a slower one.
-void pack_all(const AbeleProduct& p, const float* b, float* packed, int threads) {
+void pack_all(const AbeleProduct& p, const void* b, float* packed, int threads) {
   std::atomic<Index> next{0};
   on_threads(threads, [&](int, int) {
     for (Index i; (i = next++) < pieces(p);) pack_piece(p, b, packed, i);
@@ -368,7 +427,7 @@ void pack_all(const AbeleProduct& p, const float* b, float* packed, int threads)
 // of which `kept` floats are for that. Each thread packs a small b for itself, because meeting takes
 // longer; of a large one each packs a part.
 template <class Then>
-void multiply_rows(AbeleProduct p, const float* a, const float* b, float* c, Index blocks,
+void multiply_rows(AbeleProduct p, const void* a, const void* b, float* c, Index blocks,
                    Index kept, int threads, Scratch& memory, Then then) {
   if (!p.b_packed && p.inner * p.columns >= PACKED_TOGETHER) {
     float* packed = memory.take<float>(p.inner * whole_columns(p.columns));
@@ -413,19 +472,26 @@ void multiply_long_sums(const AbeleProduct& p, const float* a, const float* b, f
 // be packed; of a turned a, few rows are parts of lines that the next need, too.
 bool takes_rows(const AbeleProduct& p, Index across) {
   const bool near = p.inner * p.columns <= SHARED && p.a_column == 1;
-  return p.count == 1 && across == 1 && near && p.rows >= 4 * ROWS_AT_ONCE;
+  return p.count == 1 && across == 1 && near && p.c_type == ABELE_FLOAT32 && p.rows >= 4 * ROWS_AT_ONCE;
 }
 
 }  // namespace
 
-void product(const AbeleProduct& p, const float* a, const float* b, float* c, int threads,
+void product(const AbeleProduct& p, const void* a, const void* b, void* c, int threads,
              Scratch& memory) {
-  if (long_sums::has_long_sums(p)) return multiply_long_sums(p, a, b, c, threads, memory);
+  if (long_sums::has_long_sums(p))
+    return multiply_long_sums(p, static_cast<const float*>(a), static_cast<const float*>(b),
+                              static_cast<float*>(c), threads, memory);
   if (p.halves) return multiply_in_halves(p, whole(p, a, b, c), threads, memory);
   const Way compute = way_of(p);
   const bool summed = p.count > 1 && p.c_next == 0;
   const auto nth = [&](Index i) {
-    Share share = whole(p, a + i * p.a_next, b + i * p.b_next, c + i * p.c_next);
+    Share share = whole(p, a, b, c);
+    share.a = share.a.at(i * p.a_next), share.move_result(i * p.c_next);
+    if (share.packed == nullptr)
+      share.b = share.b.at(i * p.b_next);
+    else
+      share.packed += i * p.b_next;
     share.added = share.added || (summed && i > 0);
     return share;
   };
@@ -437,8 +503,8 @@ void product(const AbeleProduct& p, const float* a, const float* b, float* c, in
   const bool alone = p.count >= threads && !summed;  // a thread computes whole products
   const Index across = alone ? 1 : column_parts(p, threads);
   if (!compute.small && !compute.few && takes_rows(p, across))
-    return multiply_rows(p, a, b, c, row_blocks(p, ROWS_AT_ONCE, threads), 0, threads, memory,
-                         [](const float*, Part) {});
+    return multiply_rows(p, a, b, static_cast<float*>(c), row_blocks(p, ROWS_AT_ONCE, threads), 0,
+                         threads, memory, [](const float*, Part) {});
   const Each<float> work = memory.each<float>(compute.room, threads);
   for_each(threads, threads, [&](Index thread) {
     const Part some = alone ? part(p.count, threads, thread) : Part{0, p.count};
@@ -451,12 +517,11 @@ void product(const AbeleProduct& p, const float* a, const float* b, float* c, in
 
 using namespace abele;
 
-int abele_product(const AbeleProduct* sizes, const float* a, const float* b, float* c,
-                  int threads) {
+int abele_product(const AbeleProduct* sizes, const void* a, const void* b, void* c, int threads) {
   return guarded([&](Scratch& memory) { product(*sizes, a, b, c, threads, memory); });
 }
 
-int abele_product_by_rows(const AbeleProduct* product, const float* a, const float* b,
+int abele_product_by_rows(const AbeleProduct* product, const void* a, const void* b,
                           AbeleRows then, void* context, int threads) {
   return guarded([&](Scratch& memory) {
     AbeleProduct p = *product;
@@ -469,7 +534,7 @@ int abele_product_by_rows(const AbeleProduct* product, const float* a, const flo
   });
 }
 
-int abele_product_pack(const AbeleProduct* product, const float* b, float* packed, int threads) {
+int abele_product_pack(const AbeleProduct* product, const void* b, float* packed, int threads) {
   pack_all(*product, b, packed, threads);
   return ABELE_OK;
 }

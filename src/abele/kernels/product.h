@@ -6,7 +6,7 @@
 namespace abele {
 
 // What abele_product computes.
-void product(const AbeleProduct& p, const float* a, const float* b, float* c, int threads,
+void product(const AbeleProduct& p, const void* a, const void* b, void* c, int threads,
              Scratch& memory);
 
 }  // namespace abele

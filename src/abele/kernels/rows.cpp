@@ -39,7 +39,7 @@ int abele_layer_norm_weights(int64_t rows, int64_t size, const float* grad, cons
 int abele_group_norm(int64_t samples, int64_t channels, int64_t pixels, int64_t groups,
                      double eps, const float* x, const float* weight, const float* bias, float* y,
                      float* mean, float* rstd, int threads) {
-  abele::group_norm<ANY>(samples, channels, pixels, groups, float(eps), x, weight, bias, y, mean,
+  abele::group_norm<ANY, float, float>(samples, channels, pixels, groups, float(eps), x, weight, bias, y, mean,
                          rstd, threads);
   return ABELE_OK;
 }
@@ -49,7 +49,8 @@ int abele_group_norm_backward(int masked, int64_t samples, int64_t channels, int
                               const float* mean, const float* rstd, const float* weight,
                               float* grad_x, float* sums, int threads) {
   const auto backward =
-      masked ? abele::group_norm_backward<ANY, true> : abele::group_norm_backward<ANY, false>;
+      masked ? abele::group_norm_backward<ANY, true, float, float, float>
+             : abele::group_norm_backward<ANY, false, float, float, float>;
   backward(samples, channels, pixels, groups, grad, x, mean, rstd, weight, grad_x, sums, threads);
   return ABELE_OK;
 }

@@ -36,6 +36,8 @@ from abele.ops import recurrent_loop
 from abele.ops.recurrent_cells import CELLS
 
 _PACKED_COLUMNS = 64
+# By ABELE_FLOAT32 and so on.
+_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Beside rows, columns and inner dimensions of each remainder: several blocks of each, few rows of a
 # long inner dimension, sums of 192 and of 1,024.
 _LARGE = ((300, 33, 20), (17, 600, 385), (13, 31, 193), (30, 9, 257), (7, 5, 1035), (1, 3, 1024))
@@ -91,6 +93,33 @@ def _products(library: ctypes.CDLL) -> Iterator[Case]:
             call(library.abele_product, described, a, b, *result, threads_of(4 * index + turned))
             yield Case(_named(*sizes), result, [exact])
     yield from _several(library)
+    yield from _of_16_bits(library)
+
+
+def _of_16_bits(library: ctypes.CDLL) -> Iterator[Case]:
+    """Test GEMMs of 16-bit factors: with float32 results, and with 16-bit ones."""
+    for index, sizes in enumerate(_sizes()):
+        rows, columns, _ = sizes
+        kinds = 1 + index % 2, 1 + index // 2 % 2, index % 3
+        a, b = _factors(*sizes, index % 4)
+        a, b = (
+            each.to(_TYPES[kind], memory_format=torch.preserve_format)
+            for each, kind in zip((a, b), kinds[:2], strict=True)
+        )
+        described, exact = _described(a, b), a.double() @ b.double()
+        described.a_type, described.b_type, described.c_type = kinds
+        (result,) = unwritten((rows, columns))
+        made = result if kinds[2] == 0 else result.to(_TYPES[kinds[2]])
+        call(library.abele_product, described, a, b, made, threads_of(index))
+        if kinds[2]:
+            result = _where_near(made, exact)
+        yield Case(_named(*sizes), [result], [exact])
+
+
+def _where_near(result: Tensor, exact: Tensor) -> Tensor:
+    """Return exact numbers where a 16-bit result is as near as its type allows."""
+    allowed = exact.abs() * torch.finfo(result.dtype).eps + 1e-4  # what float32 sums lose
+    return torch.where((result - exact).abs() <= allowed, exact.float(), result.float())
 
 
 def _several(library: ctypes.CDLL) -> Iterator[Case]:
@@ -311,7 +340,6 @@ def _attention_backward(library: ctypes.CDLL) -> Iterator[Case]:
 
 # The last is more than one piece that a thread takes.
 _SIZES = (*TAILS, 16_400)
-_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def _tensors(index: int, count: int) -> list[list[Tensor]]:

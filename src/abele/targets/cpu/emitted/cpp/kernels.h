@@ -11,7 +11,7 @@ inline int at_most(int most, int threads) { return most < threads ? most : threa
 // Calls loop(c, begin, end) for turns of a loop over c, `turns` for each row: c is where the product
 // would begin if all of it were in memory.
 template <Index turns, class Loop>
-inline int multiply_by_rows(const AbeleProduct& product, const float* a, const float* b,
+inline int multiply_by_rows(const AbeleProduct& product, const void* a, const void* b,
                             int threads, Loop loop) {
   struct Rows {
     Loop& loop;
