@@ -18,7 +18,7 @@ UNCLEAR = re.compile(
 # Lines of Python and C++ per folder, in hundreds. They only go down: a commit that raises one says
 # which published program, test of the original or row of a benchmark needs it.
 BUDGETS = {
-    "src": 1029,
+    "src": 1034,
     "src/abele/_torch": 15,
     "src/abele/arena": 12,
     "src/abele/capture": 35,
@@ -26,9 +26,9 @@ BUDGETS = {
     "src/abele/compile": 33,
     "src/abele/differences": 12,
     "src/abele/fit": 15,
-    "src/abele/kernels": 118,
+    "src/abele/kernels": 121,
     "src/abele/ops": 20,
-    "src/abele/passes": 28,
+    "src/abele/passes": 29,
     "src/abele/pipeline": 11,
     "src/abele/port": 80,
     "src/abele/program": 16,
@@ -37,7 +37,7 @@ BUDGETS = {
     "src/abele/stage": 11,
     "src/abele/step": 15,
     "src/abele/storage": 12,
-    "src/abele/targets": 125,
+    "src/abele/targets": 128,
     "src/abele/trace": 31,
     "src/cosmictagger": 103,
     "src/gcipuinfo": 1,

@@ -21,6 +21,7 @@ import poptorch
 from abele import StepConfig
 from abele.compile.verdict import HALF_TOLERANCE
 from abele.step.loss_scaling import AutomaticScaling
+from garment_model import ClassificationModel
 from helpers.runs import (
     HalfProductsInFloat32,
     Trained,
@@ -216,3 +217,22 @@ def test_compiled_programs_may_stay_finite_where_float16_overflows():
     assert not model.build_record.running.interpreted
     assert model.build_record.running.check.endswith("(float32)")
     assert all(value.isfinite().all() for value in module.state_dict().values())
+
+
+@pytest.mark.parametrize("kind", HALVES)
+def test_products_and_norms_of_16_bits_are_as_close_to_float64_as_the_reference(kind, target):
+    if target.name == "reference":
+        pytest.skip("the reference is what the others are compared with")
+    g = torch.Generator().manual_seed(5)
+    images, labels = torch.randn(16, 1, 28, 28, generator=g).to(kind), torch.arange(16) % 10
+
+    def weights(where, dtype):
+        torch.manual_seed(7)
+        module, batch = ClassificationModel().to(kind).to(dtype), (images.to(dtype), labels)
+        rule = rule_for(module, "sgd", settings={"loss_scaling": 128.0}, lr=0.05, momentum=0.9)
+        made = run(started(module, batch, rule, target=where)[0], [batch] * 3).params
+        return torch.cat([value.double().flatten() for value in made.values()])
+
+    exact = weights("reference", torch.float64)
+    ours, theirs = ((weights(each, kind) - exact).norm() for each in (target, "reference"))
+    assert ours <= 1.1 * theirs

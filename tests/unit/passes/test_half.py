@@ -13,7 +13,11 @@ from abele.ops import half_products
 from abele.passes.of_lowerings.half import computed_in_float32, stored_in_16_bits
 from abele.program import is_view
 from abele.targets.cpu import TARGET as CPU
+from abele.targets.cpu.emitted.calls.products import Product
+from abele.targets.cpu.emitted.lowering import planned_code
 from abele.targets.reference import Interpreter, Reference
+from abele.targets.translation.places import Kind
+from garment_model import ClassificationModel
 from helpers.runs import assert_close_by_norm, captured, rule_for, run, run_eagerly, started
 
 aten = torch.ops.aten
@@ -164,9 +168,71 @@ def test_products_of_halves_are_those_of_float32_rounded_once(dtype):
     assert torch.equal(product(x, w), expected)
 
 
-@pytest.mark.parametrize("name", ["op_by_op", "emitted"])
-def test_lowerings_of_processors_have_both_passes(name):
-    assert {computed_in_float32, stored_in_16_bits} <= {*CPU.lowering(name).passes}
+def test_lowerings_of_processors_have_both_passes():
+    of_programs, of_code = (CPU.lowering(name).passes for name in ("op_by_op", "emitted"))
+    assert {computed_in_float32, stored_in_16_bits} <= {*of_programs}
+    assert of_code.index(computed_in_float32) == 1
+    assert of_code[-1].__name__ == "_stored_in_16_bits"
+
+
+class Softmaxes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x, labels):
+        scores = self.second(self.first(x).softmax(1)).log_softmax(1)
+        return nn.functional.nll_loss(scores, labels)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_gradients_of_softmax_are_told_that_their_input_is_float32(dtype):
+    batch = torch.randn(8, 8).to(dtype), torch.randint(0, 8, (8,))
+    after = computed_in_float32(step(Softmaxes().to(dtype), batch))
+    told = {
+        node.target: node.args[3]
+        for node in after.graph.graph.nodes
+        if "softmax_backward_data" in str(node.target)
+    }
+    assert len(told) == 2
+    assert {*told.values()} == {torch.float32}
+
+
+def lowered(program, name="emitted"):
+    """A program after the passes of a lowering."""
+    for each in CPU.lowering(name).passes:
+        program = each(program)
+    program.verify()
+    return program
+
+
+def introduction(dtype, rows=16):
+    """The update of the tutorial's network by Adam, lowered."""
+    torch.manual_seed(0)
+    model = ClassificationModel().to(dtype)
+    images, labels = torch.rand(rows, 1, 28, 28).to(dtype), torch.randint(0, 10, (rows,))
+    rule = rule_for(model, "adam", lr=1e-3)
+    return lowered(passes.run(captured(model, (images, labels), rule=rule).programs[0]))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_the_introduction_needs_less_than_two_thirds_of_the_memory_of_float32(dtype):
+    plans = [planned_code(introduction(each)) for each in (dtype, torch.float32)]
+    assert not any(plan.calls_torch for plan in plans)
+    peaks = [max(plan.memory_use().alive()) for plan in plans]
+    assert plans[0].size <= 0.65 * plans[1].size
+    assert peaks[0] <= 0.65 * peaks[1]
+
+
+def test_generated_code_has_no_float32_copy_of_a_weight():
+    plan = planned_code(introduction(torch.float16))
+    weight = 972 * 100
+    copies = [each for each in plan.kept if each.size >= weight and each.kind is Kind.ARENA]
+    assert not copies
+    assert plan.source.text.count("multiply_by_rows") == 1
+    products = [each for unit in plan.units for each in unit.operations if type(each) is Product]
+    assert sum(torch.float16 in {p.dtype for p in each.reads} for each in products) >= 3
+    assert any(each.writes[0].dtype is torch.float16 for each in products)
 
 
 class Asking(nn.Module):

@@ -6,6 +6,8 @@ slowly as float32 ones, and those with it have no fast gradients of convolution 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -27,7 +29,25 @@ _Nodes = dict[_Node, _Node | None]  # values that are now float32, and rounded o
 _STORED = "stored_in"
 _NARROW = (torch.float16, torch.bfloat16)
 # Smaller values, in elements, are not worth a cast; uses up to so many nodes later read float32.
-_LARGE, _NEAR = 2**16, 16
+_LARGE, _NEAR = 2**12, 16
+# Smaller ones, as biases are, are cast once for all that read them.
+_SMALL = 2**10
+# Operators that are told the type of their input, with the number of that argument.
+_TOLD: Mapping[Any, int] = {
+    aten._softmax_backward_data.default: 3,
+    aten._log_softmax_backward_data.default: 3,
+}
+_Readers = Mapping[Any, tuple[int, ...]]
+# Arguments that generated code reads in 16 bits without a float32 copy, by operator.
+_READ_IN_16_BITS: _Readers = {
+    aten.mm.default: (0, 1),
+    aten.addmm.default: (1, 2),
+    aten.bmm.default: (0, 1),
+    aten.baddbmm.default: (1, 2),
+    aten.native_group_norm.default: (0,),
+    aten.native_group_norm_backward.default: (0, 1),
+}
+_NOBODY: _Readers = MappingProxyType({})
 # Operators that ask for exact values, as a maximum has to equal its element, or for a type's range.
 _EXACT = frozenset(
     (
@@ -62,20 +82,44 @@ def computed_in_float32(program: Program) -> Program:
 
 def stored_in_16_bits(program: Program) -> Program:
     """Store large values of 16-bit programs in 16 bits between uses far from each other."""
+    return _stored(program, _NOBODY, lambda _: False)
+
+
+def stored_for_generated_code(program: Program, is_fused: Callable[[_Node], bool]) -> Program:
+    """Store large values in 16 bits like ``stored_in_16_bits``, and what GEMMs and norms read.
+
+    Args:
+        program: after ``computed_in_float32``.
+        is_fused: returns whether no memory is needed for a node's value, so that no copy pays.
+    """
+    return _stored(program, _READ_IN_16_BITS, is_fused)
+
+
+def _stored(program: Program, readers: _Readers, is_fused: Callable[[_Node], bool]) -> Program:
     if not any(_STORED in node.meta for node in program.graph.graph.nodes):
         return program
     graph = editable(program)
     order = {node: index for index, node in enumerate(graph.graph.nodes)}
     rounded: dict[_Node, _Node] = {}
     for node in order:
-        if _STORED not in node.meta or not _is_large(node):
+        if _STORED not in node.meta or not _is_large(node) or is_fused(node):
             continue
         # Copies that other values brought are read right away.
-        far = [user for user in node.users if order.get(user, 0) - order[node] > _NEAR]
+        far = [
+            user
+            for user in node.users
+            if order.get(user, 0) - order[node] > _NEAR or _reads(user, node, readers)
+        ]
         # Strides of a copy are other ones than those of a view.
         if far and all(user.target is not aten.as_strided.default for user in far):
             _read_rounded(node, far, _rounded(node, rounded), order)
     return finished(program, graph)
+
+
+def _reads(user: _Node, node: _Node, readers: _Readers) -> bool:
+    """Return whether an operator reads a value in 16 bits, wherever it reads it."""
+    read = [index for index, each in enumerate(user.args) if each is node]
+    return bool(read) and set(read) <= set(readers.get(user.target, ()))
 
 
 def _is_large(node: _Node) -> bool:
@@ -137,7 +181,9 @@ def _is_half(value: Any) -> bool:
 def _is_widened(node: _Node, narrow: _Nodes) -> bool:
     """Return whether an operator reads 16 bits and may read float32 instead."""
     given = (*node.args, *node.kwargs.values())
-    if node.op != "call_function" or any(isinstance(each, torch.dtype) for each in given):
+    if node.op != "call_function":
+        return False
+    if node.target not in _TOLD and any(isinstance(each, torch.dtype) for each in given):
         return False
     if is_getitem(node) or is_view(node):
         return node.args[0] in narrow
@@ -156,9 +202,11 @@ def _widen(node: _Node, narrow: _Nodes, small: _Nodes) -> None:
     for each in node.all_input_nodes:
         if each not in narrow and _is_half(each):
             wide = small.get(each) or _cast(each, torch.float32, before=node)
-            if each.meta["val"].numel() < _LARGE:
+            if each.meta["val"].numel() < _SMALL:
                 small[each] = wide
             node.replace_input_with(each, wide)
+    if node.target in _TOLD:
+        node.update_arg(_TOLD[node.target], torch.float32)
     if _is_half(node):
         value = node.meta["val"]
         first = next(each for each in (value if is_sequence(value) else [value]) if _is_half(each))

@@ -9,13 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from abele.program import Program
+from abele.program.core import node_phase
 from abele.targets.kernel_choice import BESIDE, LOOP, NOBODY, operators_of
 from abele.targets.translation.operations import Foreign, Operation, Pointwise
 from abele.targets.translation.places import Buffer, Place
+from abele.targets.translation.pointwise import HALF
 
 # Larger loops gain nothing, and compilers run out of registers.
 _MOST_OPERATIONS = 48
 _MOST_TENSORS = 40
+# A value that is stored in 16 bits is read again by a loop of its own, so many operations later.
+_FAR = 16
 
 
 @dataclasses.dataclass(eq=False)
@@ -177,6 +181,9 @@ class Grouping:
     def _joined(self, operation: Pointwise, before: set[Unit]) -> Unit | None:
         size = operation.result.size
         candidates = [each for each in before if each.size == size and each.elementwise]
+        if _widens(operation):  # joined, the float32 copy would be stored in place of 16 bits
+            near = operation.position - _FAR
+            candidates = [each for each in candidates if each.first >= near]
         candidates.sort(key=lambda each: each.last, reverse=True)
         unit: Unit | None = None
         for each in candidates:
@@ -261,6 +268,14 @@ def _fits(unit: Unit, operation: Pointwise) -> bool:
 
 def _loops(unit: Unit) -> list[Pointwise]:
     return [each for each in unit.operations if isinstance(each, Pointwise)]
+
+
+def _widens(operation: Pointwise) -> bool:
+    """Return whether an operation reads what forward or backward has stored in 16 bits."""
+    node = operation.part_of
+    narrow = [each.dtype in HALF for each in operation.reads]
+    of_update = node is not None and node_phase(node) == "update"
+    return narrow == [True] and operation.result.dtype not in HALF and not of_update
 
 
 def _collides(unit: Unit, operation: Pointwise) -> bool:

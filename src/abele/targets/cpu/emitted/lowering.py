@@ -11,7 +11,7 @@ import torch
 from abele import arena
 from abele._torch.copies import called_targets
 from abele.passes.of_lowerings.gradients import kept_derivatives, stacked_gradients
-from abele.passes.of_lowerings.half import computed_in_float32, stored_in_16_bits
+from abele.passes.of_lowerings.half import computed_in_float32, stored_for_generated_code
 from abele.passes.of_lowerings.recurrent import recurrent_loops
 from abele.program import Program
 from abele.program.aliasing import lifetimes
@@ -21,6 +21,8 @@ from abele.targets.cpu.compiler import kernel_problem, with_planned_places
 from abele.targets.cpu.emitted import build, choice, source
 from abele.targets.cpu.emitted.calling import Calling, from_text, to_text
 from abele.targets.cpu.emitted.calls import HANDLERS
+from abele.targets.cpu.emitted.calls.convolutions import is_fused_with_pool
+from abele.targets.cpu.emitted.calls.sixteen_bits import rounded_by_calls
 from abele.targets.cpu.emitted.channel_blocking import block_channels
 from abele.targets.cpu.emitted.clocked import who, with_clocks
 from abele.targets.cpu.emitted.gemm_epilogues import GemmWithEpilogue, fuse_gemm_epilogues
@@ -43,6 +45,11 @@ from abele.targets.translation.pointwise import NAMES
 from abele.targets.translation.translate import Translator
 
 
+def _stored_in_16_bits(program: Program) -> Program:
+    """Store large values of 16-bit programs in 16 bits, where generated code stores them."""
+    return stored_for_generated_code(program, is_fused_with_pool)
+
+
 class Emitted(Lowering):
     """A lowering to generated C++, compiled in seconds."""
 
@@ -54,7 +61,7 @@ class Emitted(Lowering):
         computed_in_float32,
         stacked_gradients,
         kept_derivatives,
-        stored_in_16_bits,
+        _stored_in_16_bits,
     )
 
     def why(self, program: Program) -> str | None:
@@ -149,7 +156,8 @@ class Plan:
         self._program = program
         self.translation = Translator(program, HANDLERS, NAMES)
         self._returned = returned = {place.buffer for place in self.translation.outputs}
-        operations = rematerialize_norms(self.translation.operations, returned)
+        operations = rounded_by_calls(self.translation.operations, returned)
+        operations = rematerialize_norms(operations, returned)
         units = fuse_gemm_epilogues(grouped(operations))
         pad_leading_dimension(units, returned)
         units = ordered(units)

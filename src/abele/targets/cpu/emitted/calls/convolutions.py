@@ -12,8 +12,9 @@ the maximum of a window is found there, before conversion to NCHW.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,9 +23,11 @@ from abele.kernels.convolutions import convolution_of, pair, planes_gain
 from abele.kernels.on_tensors import place_count
 from abele.program import is_getitem
 from abele.targets.cpu.emitted.calls import pointwise_convolutions
+from abele.targets.cpu.emitted.calls.sixteen_bits import in_16_bits
 from abele.targets.translation.movement import arguments
 from abele.targets.translation.operations import Call
 from abele.targets.translation.places import Place
+from abele.targets.translation.pointwise import HALF
 
 aten = torch.ops.aten
 
@@ -126,8 +129,8 @@ def _add_backward(
     translator: Any,
     node: _Node,
     name: str,
-    reads: list[Place],
-    mask: list[bool],
+    reads: Sequence[Place | None],
+    mask: Sequence[bool],
     sizes: str,
     threads: str,
     also: tuple[_Node, ...] = (),
@@ -138,7 +141,7 @@ def _add_backward(
         translator: of the program.
         node: the convolution's backward.
         name: of the kernel function, without ``abele_``.
-        reads: the first tensor arguments.
+        reads: the first tensor arguments; None for one that is not read.
         mask: whether to compute the gradients of input, weight and bias.
         sizes: the C++ descriptor of the convolution.
         threads: number of useful threads.
@@ -148,12 +151,12 @@ def _add_backward(
         translator.new(tuple(value.shape), value.dtype) if wanted else None
         for value, wanted in zip(node.meta["val"], mask, strict=True)
     ]
-    count = len(reads) + sum(mask)
-    numbers = iter(range(len(reads), count))
-    pointers = [f"{{{number}}}" for number in range(len(reads))]
-    pointers += [f"{{{next(numbers)}}}" if wanted else "nullptr" for wanted in mask]
+    given = *(each is not None for each in reads), *mask
+    numbers = itertools.count()
+    pointers = [f"{{{next(numbers)}}}" if wanted else "nullptr" for wanted in given]
     text = f"status |= abele_{name}(&{sizes}, {', '.join(pointers)}, {threads})"
-    translator.add(Call(reads, [each for each in results if each is not None], text, also=also))
+    read, written = ([each for each in some if each is not None] for some in (reads, results))
+    translator.add(Call(read, written, text, also=also))
     return results
 
 
@@ -185,8 +188,15 @@ def _few_channel_backward(translator: Any, node: _Node) -> Any:
     grad, x, weight, _, stride, padding, *_, mask = arguments(node)
     reads = _dense(translator, grad, x, weight)
     sizes = _few_channel_sizes(reads[1], reads[2], stride, padding)
-    threads = _threads(sizes)
-    return _add_backward(translator, node, "conv_backward", reads, mask, sizes, threads)
+    call = translator, node, "conv_backward"
+    rest = sizes, _threads(sizes)
+    widened = in_16_bits(translator, reads[1]) is not reads[1]
+    if not (widened and mask[0] and any(mask[1:])):
+        return _add_backward(*call, reads, mask, *rest)
+    # One after the other: the float32 copy of the input is freed before its gradient is allocated.
+    weights = _add_backward(*call, reads, [False, *mask[1:]], *rest)
+    images = _add_backward(*call, [reads[0], None, reads[2]], [True, False, False], *rest)
+    return [images[0], *weights[1:]]
 
 
 def _few_channel_sizes(
@@ -240,20 +250,24 @@ def _pooled(translator: Any, chain: _Chain) -> tuple[()]:
     return ()
 
 
-def _pooled_backward(translator: Any, node: _Node) -> None:
-    """Add the call of a pool's backward fused with activation and convolution backward."""
-    nodes = [node]
-    while nodes[-1].target is not aten.convolution_backward.default:
-        (user,) = nodes[-1].users
-        nodes.append(user)
-    *between, last = nodes
-    _, x, weight, _, stride, padding, *_, mask = arguments(last)
-    reads = _dense(translator, arguments(node)[0], arguments(node)[-1], x, weight)
-    sizes, also = _few_channel_sizes(reads[2], reads[3], stride, padding), tuple(nodes[1:])
-    translator.places |= dict.fromkeys(between, ())
-    translator.places[last] = _add_backward(
-        *(translator, last, "conv_pool_backward", reads, mask, sizes, _threads(sizes)), also=also
-    )
+def _pooled_backward(translator: Any, node: _Node) -> Any:
+    """Add the call of a pool's backward fused with activation and convolution backward.
+
+    Args:
+        translator: of the program.
+        node: the convolution's backward.
+    """
+    if translator.places[arguments(node)[0]] != ():
+        return None
+    between = [arguments(node)[0]]
+    while between[-1].target is not aten.max_pool2d_with_indices_backward.default:
+        between.append(arguments(between[-1])[0])
+    pool = arguments(between[-1])
+    _, x, weight, _, stride, padding, *_, mask = arguments(node)
+    reads = _dense(translator, pool[0], pool[-1], x, weight)
+    sizes = _few_channel_sizes(reads[2], reads[3], stride, padding)
+    rest = reads, mask, sizes, _threads(sizes)
+    return _add_backward(translator, node, "conv_pool_backward", *rest, also=tuple(between))
 
 
 def _chain(conv: _Node) -> _Chain | None:
@@ -283,8 +297,26 @@ def _leads_back(back: _Node, mask: _Node | None, source: _Node, conv: _Node) -> 
         return False
     last = after[-1]
     assert last is not None
-    same = arguments(last)[1] is conv.args[0] and last.args[4:10] == conv.args[3:9]
+    images = [_stored(arguments(each)[index]) for each, index in ((last, 1), (conv, 0))]
+    same = images[0] is images[1] and last.args[4:10] == conv.args[3:9]
     return last.args[0] is nodes[-1] and last.args.count(nodes[-1]) == 1 and same
+
+
+def _stored(images: _Node) -> _Node:
+    """Return the 16-bit images of which a convolution reads a copy, or those that it reads."""
+    if images.target is not aten._to_copy.default:
+        return images
+    (source,) = images.all_input_nodes
+    return source if source.meta["val"].dtype in HALF else images
+
+
+def is_fused_with_pool(node: _Node) -> bool:
+    """Return whether a convolution's or ReLU's result is never stored, because a pool is fused."""
+    conv = arguments(node)[0] if node.target is aten.relu.default else node
+    if conv.target is not aten.convolution.default or not planes_gain(conv):
+        return False
+    chain = _chain(conv)
+    return chain is not None and node in (chain.conv, chain.relu) and _pays(chain)
 
 
 def _user(node: _Node, target: Any) -> _Node | None:
@@ -320,12 +352,14 @@ def _max_pool(translator: Any, node: _Node) -> Any:
 def _max_pool_backward(translator: Any, node: _Node) -> Any:
     """Translate ``aten.max_pool2d_with_indices_backward`` to a kernel call.
 
-    The convolution's backward is part of the call if the forward pass has fused both.
+    That of the convolution computes both if the forward pass has fused them.
     """
     grad, source, *_, places = arguments(node)
     if translator.places[source] == ():
-        _pooled_backward(translator, node)
-        return translator.places[node]
+        (user,) = node.users
+        if user.target is aten.threshold_backward.default:
+            translator.places[user] = ()
+        return ()
     places = translator.places[places]
     if places.dtype is not torch.uint8:
         return None
@@ -381,7 +415,8 @@ def _convolution(translator: Any, node: _Node) -> Any:
 def _convolution_backward(translator: Any, node: _Node) -> Any:
     """Translate ``aten.convolution_backward``: GEMMs, depthwise or few channels."""
     by_gemm = pointwise_convolutions.convolution_backward
-    return _first((by_gemm, _depthwise_backward, _few_channel_backward), translator, node)
+    algorithms = _pooled_backward, by_gemm, _depthwise_backward, _few_channel_backward
+    return _first(algorithms, translator, node)
 
 
 def _first(algorithms: Iterable[Callable[..., Any]], translator: Any, node: _Node) -> Any:

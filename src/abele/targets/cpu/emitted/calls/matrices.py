@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from abele.targets.cpu.emitted.calls import products
+from abele.targets.cpu.emitted.calls.sixteen_bits import in_16_bits
 from abele.targets.translation.movement import arguments, options, selected
 from abele.targets.translation.operations import Call
 from abele.targets.translation.places import Place
@@ -81,8 +82,10 @@ def _products(translator: Any, node: torch.fx.Node, a: Place, b: Place) -> Place
     if not k:
         translator.pointwise([0], "{0}".format, result)
         return result
-    a, b = _usable_batch(translator, a), _usable_batch(translator, b)
-    if products.is_ours(result.dtype, m, n, k):
+    narrow = [in_16_bits(translator, each) for each in (a, b)]
+    ours = products.is_ours(result.dtype, m, n, k) or products.has_narrow_factor(*narrow)
+    a, b = (_usable_batch(translator, each) for each in (narrow if ours else (a, b)))
+    if ours:
         first, second = (f"{each.stride[0]}, {_steps(selected(each, 0, 0))}" for each in (a, b))
         translator.add(products.product(a, b, result, count, (first, second)))
         return result
@@ -110,7 +113,6 @@ def multiplied(translator: Any, a: Place, b: Place) -> Place:
         b: ``[inner, columns]``, of the same type.
     """
     (m, k), n = a.shape, b.shape[1]
-    a, b = usable(translator, a), usable(translator, b)
     result = translator.new((m, n), a.dtype)
     if not k:
         translator.pointwise([0], "{0}".format, result)
@@ -118,7 +120,10 @@ def multiplied(translator: Any, a: Place, b: Place) -> Place:
     if k == 1 and min(m, n) > 1:  # without a sum it may become part of the loop that reads it
         translator.pointwise([a, b], "({0} * {1})".format, result)
         return result
-    if products.is_ours(result.dtype, m, n, k):
+    narrow = [in_16_bits(translator, each) for each in (a, b)]
+    ours = products.is_ours(result.dtype, m, n, k) or products.has_narrow_factor(*narrow)
+    a, b = (usable(translator, each) for each in (narrow if ours else (a, b)))
+    if ours:
         steps = f"0, {_steps(a)}", f"0, {_steps(b)}"
         translator.add(products.product(a, b, result, 1, steps))
         return result

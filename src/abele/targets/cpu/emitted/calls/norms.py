@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from abele.targets.cpu.emitted.calls import shared
+from abele.targets.cpu.emitted.calls.sixteen_bits import RoundingCall, in_16_bits
 from abele.targets.translation.batch_norms import BatchNorms
 from abele.targets.translation.movement import arguments
 from abele.targets.translation.operations import Call, ChannelCall
@@ -128,12 +129,13 @@ def group_norm(translator: Any, node: torch.fx.Node) -> Any:
     )
     if x.dtype is not torch.float32 or not x.size or weight is None or bias is None:
         return None
+    x = in_16_bits(translator, x)
     reads = [_dense(translator, each) for each in (x, weight, bias)]
     results = [_fresh(translator, each) for each in node.meta["val"]]
     sizes = f"{samples}, {channels}, {pixels}, {groups}"
     given = f"{sizes}, {float(eps)!r}f, {{0}}, {{1}}, {{2}}, {{3}}, {{4}}, {{5}}"
-    text = shared.call("group_norm", _passes(samples * groups, x), (), given)
-    translator.add(Call(reads, results, text))
+    form = _typed("group_norm", _passes(samples * groups, x), (), given)
+    translator.add(RoundingCall(reads, results, form(reads, results), form, (0,)))
     return results
 
 
@@ -144,21 +146,35 @@ def group_norm_backward(translator: Any, node: torch.fx.Node) -> Any:
     )
     if x.dtype is not torch.float32 or not x.size or weight is None:
         return None
-    reads = [_dense(translator, each) for each in (grad, x, mean, rstd, weight)]
     grad_x = translator.new(x.shape, x.dtype)
     sums = translator.new((samples, channels, 2), x.dtype)
+    grad, x = in_16_bits(translator, grad), in_16_bits(translator, x)
+    reads = [_dense(translator, each) for each in (grad, x, mean, rstd, weight)]
     mask = _mask(node)
     sizes = f"{samples}, {channels}, {pixels}, {groups}"
     given = f"{sizes}, {{0}}, {{1}}, {{2}}, {{3}}, {{4}}, {{5}}, {{6}}"
     kind = (mask is not None,)
-    text = shared.call("group_norm_backward", _passes(samples * groups, x), kind, given)
-    translator.add(Call(reads, [grad_x, sums], text, also=(mask,) if mask else ()))
+    form = _typed("group_norm_backward", _passes(samples * groups, x), kind, given)
+    results, also = [grad_x, sums], (mask,) if mask else ()
+    translator.add(RoundingCall(reads, results, form(reads, results), form, (0,), also=also))
     if mask is not None:
         translator.places[mask] = grad_x
-    weights = [translator.new((channels,), x.dtype) for _ in (0, 1)]
+    weights = [translator.new((channels,), grad_x.dtype) for _ in (0, 1)]
     text = f"abele::group_norm_weights({samples}, {channels}, {{0}}, {{1}}, {{2}})"
     translator.add(Call([sums], weights, text))
     return [grad_x, *weights]
+
+
+def _typed(
+    name: str, most: int, kind: tuple[bool, ...], arguments: str
+) -> Callable[[Sequence[Place], Sequence[Place]], str]:
+    """Return a function of a call's tensors that returns its text, as ``shared.call`` does."""
+
+    def form(reads: Sequence[Place], writes: Sequence[Place]) -> str:
+        of_floats = all(each.dtype is torch.float32 for each in (*reads, *writes))
+        return shared.call(name, most, kind, arguments, of_floats=of_floats)
+
+    return form
 
 
 def _mask(node: torch.fx.Node) -> torch.fx.Node | None:

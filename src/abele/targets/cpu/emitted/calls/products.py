@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
+from abele.targets.cpu.emitted.calls.sixteen_bits import RoundingCall
 from abele.targets.translation.operations import Call
 from abele.targets.translation.places import Place
 
@@ -29,6 +30,12 @@ _LEAST_OF_FEW, _FEW = 1 << 15, 64
 # reads the rows of it that it reads in forward and writes in the update.
 _ROWS_TO_INNER, _NEAR_FACTOR = 4, 1 << 18
 
+# A factor of 16 bits with so many elements is for our kernel, also where the library's is faster:
+# the library would need a float32 copy.
+_LEAST_NARROW = 1 << 12
+# Numbers of types in abi.h.
+_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+
 _New = Callable[[tuple[int, ...], torch.dtype], Place]
 
 # Steps of a matrix, from row to row and from column to column, as text.
@@ -36,8 +43,8 @@ Steps = str
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
-class Product(Call):
-    """A call of the GEMM kernel: ``writes[0] = reads[0] @ reads[1]``.
+class Product(RoundingCall):
+    """A call of the GEMM kernel: ``writes[0] = reads[0] @ reads[1]``; factors may have 16 bits.
 
     Attributes:
         count: batch size.
@@ -58,7 +65,8 @@ class Product(Call):
         rows, columns, _ = self.sizes
         result = 0 if self.summed else rows * columns, self.writes[0].stride[-2]
         flags = 0, 0, int(self.halves)
-        numbers = (self.count, *self.sizes, *self.steps, *result, *flags)
+        types = [_TYPES[place.dtype] for place in (*self.reads, *self.writes)]
+        numbers = (self.count, *self.sizes, *self.steps, *result, *flags, *types * any(types))
         return f"AbeleProduct{{{{{', '.join(map(str, numbers))}}}}}"
 
     def move(self, change: Callable[[Place], Place]) -> None:
@@ -72,6 +80,11 @@ class Product(Call):
         )
         if (*factors, result) != (*self.reads, *self.writes):
             self.text = _multiplied(self)
+
+    def rounded(self, index: int, result: Place) -> None:
+        """Write the result in 16 bits, by threads that share only rows and columns."""
+        self.halves = False
+        super().rounded(index, result)
 
     @property
     def adds(self) -> int:
@@ -92,7 +105,8 @@ class Product(Call):
         not; or there are few samples, and little is packed.
         """
         rows, columns, inner = self.sizes
-        kept = self.keeps_factor and columns <= _MOST_COLUMNS
+        stored = self.writes[0].dtype is not torch.float32
+        kept = self.keeps_factor and columns <= _MOST_COLUMNS and not stored
         least = _LEAST_OF_FEW if inner <= _FEW else _LEAST_BY_ROWS
         return self.count == 1 and rows * columns >= least and kept
 
@@ -112,6 +126,12 @@ def is_ours(dtype: torch.dtype, rows: int, columns: int, inner: int) -> bool:
     """Return whether the library kernel computes a GEMM, by dtype and sizes."""
     large = rows >= _LEAST_ROWS and columns >= _LEAST_COLUMNS
     return dtype is torch.float32 and large and rows * columns * inner >= _LEAST_WORK
+
+
+def has_narrow_factor(*factors: Place) -> bool:
+    """Return whether a factor has 16 bits and is too large for a float32 copy."""
+    narrow = (each.size for each in factors if each.dtype is not torch.float32)
+    return max(narrow, default=0) >= _LEAST_NARROW
 
 
 def product(
@@ -135,7 +155,22 @@ def product(
     """
     (rows, inner), columns = a.shape[-2:], b.shape[-1]
     sizes = rows, columns, inner
-    made = Product([a, b], [result], "", count=count, sizes=sizes, steps=steps, summed=summed)
+    rounds = () if summed else (0,)
+
+    def form(_: Sequence[Place], __: Sequence[Place]) -> str:
+        return _multiplied(made)
+
+    made = Product(
+        [a, b],
+        [result],
+        "",
+        form=form,
+        rounds=rounds,
+        count=count,
+        sizes=sizes,
+        steps=steps,
+        summed=summed,
+    )
     near = inner * columns <= _NEAR_FACTOR and _ROWS_TO_INNER * rows <= inner
     made.halves = near and count == 1 and b.stride[-1] == 1
     made.text = _multiplied(made)
