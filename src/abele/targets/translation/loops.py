@@ -42,6 +42,7 @@ LOOP = "static __attribute__((noinline, noclone)) void"
 # Elements of 16 bits that are converted at a time: processors have instructions for that, but
 # compilers do not use them in loops. What a loop reads of them stays in the first-level cache.
 _BLOCK = 256
+_LEAST_BLOCK = 64  # elements of an innermost loop
 
 # Memory, the first element in it, and the strides with which a loop reads or writes it.
 _Key = tuple[Buffer, int, tuple[int, ...]]
@@ -113,9 +114,8 @@ class LoopWriter:
         self._before: list[str] | None = None
         self._after: list[str] = []
         self._unrounded: dict[str, str] = {}  # registers before they were rounded to 16 bits
-        self._loaded: dict[
-            str, int
-        ] = {}  # pointers of registers that hold float32 elements in order
+        # Registers that hold elements of float32 tensors through which the innermost loop goes.
+        self._loaded: dict[str, Place] = {}
         # Registers that hold an element of a tensor: by its memory and where in it.
         self._values: dict[_Key, str] = {}
 
@@ -169,6 +169,7 @@ class LoopWriter:
         if shape is None or by_access is None:
             shape, by_access = self._turned()
         self._index = {key: _index(stride) for key, stride in by_access.items()}
+        self._strides, self._depth = by_access, len(shape)
         lines = [line for each in self._operations for line in self._lines(each)]
         types = [
             NAMES[buffer.dtype] if i in self._written else f"const {NAMES[buffer.dtype]}"
@@ -186,7 +187,7 @@ class LoopWriter:
         text = (
             _function(self._arguments(loop), loop.shape, loop.body)
             if self._before is None
-            else _function_in_blocks(self._arguments(loop), loop.body, self._before, self._after)
+            else self._function_in_blocks(loop, self._before)
         )
         turns = loop.shape[0] if loop.shape else 0
         near = self._updates() and cost == len(self._operations) and self._bytes() <= _NEAR
@@ -194,10 +195,43 @@ class LoopWriter:
         return Kernel(text, loop.pointers, loop.types, turns, workers)
 
     def _converts_in_blocks(self) -> bool:
-        """Return whether a flat loop has 16-bit tensors, all of which it goes through in order."""
+        """Return whether the innermost loop has 16-bit tensors and goes through all in order."""
         shape, by_access = self._turned()
         narrow = [stride for key, stride in by_access.items() if key[0].dtype in HALF]
-        return len(shape) == 1 and bool(narrow) and all(stride == [1] for stride in narrow)
+        long = len(shape) == 1 or bool(shape and shape[-1] >= _LEAST_BLOCK)
+        return long and bool(narrow) and all(stride[-1] == 1 for stride in narrow)
+
+    def _function_in_blocks(self, loop: Loop, before: list[str]) -> str:
+        """Return C++ of a loop nest that converts 16 bits before and after blocks of elements."""
+        inner = len(loop.shape) - 1
+        begin, end = ("0", str(loop.shape[-1])) if inner else ("begin", "end")
+        block = [
+            f"for (Index first = {begin}; first < {end}; first += {_BLOCK}) {{",
+            f"  const Index last = {end} - first < {_BLOCK} ? {end} : first + {_BLOCK};",
+            *(f"  {line}" for line in before),
+            "#pragma GCC ivdep",
+            f"  for (Index i{inner} = first; i{inner} < last; ++i{inner}) {{",
+            *(f"    {line}" for line in loop.body),
+            "  }",
+            *(f"  {line}" for line in self._after),
+            "}",
+        ]
+        return _function(self._arguments(loop), loop.shape[:-1], block, innermost=False)
+
+    def _converted(self, function: str, place: Place, kind: str, to: str) -> str:
+        """Return C++ that converts a block of a tensor to an array of floats."""
+        call = f"{function}<{kind}>({self._block_of(place)}, last - first, {to});"
+        return f"float {to}[{_BLOCK}]; abele::{call}"
+
+    def _block_of(self, place: Place) -> str:
+        """Return C++ of the address of a tensor's first element in a block."""
+        index = re.sub(rf"\bi{self._depth - 1}\b", "first", self._index[self._key(place)])
+        return f"p{self._pointer(place)} + {index}"
+
+    @property
+    def _in_block(self) -> str:
+        """C++ of the position of an element in its block."""
+        return f"i{self._depth - 1} - first"
 
     def _updates(self) -> bool:
         """Return whether the loop writes an input slot (state)."""
@@ -257,22 +291,20 @@ class LoopWriter:
             lines = [f"const float {name} = {value};"]
             self._unrounded[name] = self._unrounded.get(value, value)
         elif value in self._loaded:
-            pointer = self._loaded[value]
-            self._before.append(_converted("round_all", kind, f"p{pointer}", f"r{name}"))
-            lines = [f"const float {name} = r{name}[i0 - first];"]
+            rounded = self._converted("round_all", self._loaded[value], kind, f"r{name}")
+            self._before.append(rounded)
+            lines = [f"const float {name} = r{name}[{self._in_block}];"]
             self._unrounded[name] = name
         else:
             lines = [f"const float {name}_ = {value};"]
             lines.append(f"const float {name} = {kind}::rounded({name}_);")
             self._unrounded[name] = f"{name}_"
         if result.buffer in self._kept:
-            pointer = self._pointer(result)
-            self._written.add(pointer)
-            self._before.append(f"float w{pointer}[{_BLOCK}];")
-            lines.append(f"w{pointer}[i0 - first] = {self._unrounded[name]};")
-            self._after.append(
-                f"abele::narrow<{kind}>(w{pointer}, last - first, p{pointer} + first);"
-            )
+            self._written.add(self._pointer(result))
+            self._before.append(f"float w{name}[{_BLOCK}];")
+            lines.append(f"w{name}[{self._in_block}] = {self._unrounded[name]};")
+            call = f"narrow<{kind}>(w{name}, last - first, {self._block_of(result)});"
+            self._after.append(f"abele::{call}")
         return lines
 
     def _element(self, place: Place, dtype: torch.dtype) -> str:
@@ -282,12 +314,12 @@ class LoopWriter:
             pointer = self._pointer(place)
             kind, index = NAMES[place.dtype], self._index[key]
             if self._before is not None and place.dtype in HALF:
-                self._before.append(_converted("widen", kind, f"p{pointer}", f"h{pointer}"))
-                self._loads.append(f"const float {name} = h{pointer}[i0 - first];")
+                self._before.append(self._converted("widen", place, kind, f"h{name}"))
+                self._loads.append(f"const float {name} = h{name}[{self._in_block}];")
             else:
                 self._loads.append(f"const {kind} {name} = p{pointer}[{index}];")
-                if place.dtype is torch.float32 and index == "i0":
-                    self._loaded[name] = pointer
+                if place.dtype is torch.float32 and self._strides[key][-1:] == [1]:
+                    self._loaded[name] = place
             self._values[key] = name
         name = self._values[key]
         return name if place.dtype is dtype else f"{NAMES[dtype]}({name})"
@@ -351,39 +383,29 @@ def _index(stride: list[int]) -> str:
     return " + ".join(terms) or "0"
 
 
-def _function(arguments: list[str], shape: list[int], body: list[str], *, shared: int = 0) -> str:
-    """Return C++ of a loop nest whose loop number ``shared`` runs from ``begin`` to ``end``."""
+def _function(
+    arguments: list[str],
+    shape: list[int],
+    body: list[str],
+    *,
+    shared: int = 0,
+    innermost: bool = True,
+) -> str:
+    """Return C++ of a loop nest whose loop number ``shared`` runs from ``begin`` to ``end``.
+
+    Args:
+        arguments: of the function.
+        shape: sizes of the loops.
+        body: statements for one element, or a loop.
+        shared: number of the loop that threads share.
+        innermost: the body is no loop.
+    """
     lines = [f"{LOOP} NAME({', '.join([*arguments, 'Index begin, Index end'])}) {{"]
     for d, size in enumerate(shape):
-        if d == len(shape) - 1:
+        if innermost and d == len(shape) - 1:
             lines.append("#pragma GCC ivdep")
         limits = ("begin", "end") if d == shared else ("0", str(size))
         lines.append(f"for (Index i{d} = {limits[0]}; i{d} < {limits[1]}; ++i{d}) {{")
     lines += [f"  {line}" for line in body]
     lines += ["}"] * len(shape)
-    return "\n".join([*lines, "}"])
-
-
-def _converted(function: str, kind: str, source: str, to: str) -> str:
-    """Return C++ that converts a block of a tensor to an array of floats."""
-    call = f"abele::{function}<{kind}>({source} + first, last - first, {to});"
-    return f"float {to}[{_BLOCK}]; {call}"
-
-
-def _function_in_blocks(
-    arguments: list[str], body: list[str], before: list[str], after: list[str]
-) -> str:
-    """Return C++ of a flat loop in blocks, with conversions before and after each of them."""
-    lines = [
-        f"{LOOP} NAME({', '.join([*arguments, 'Index begin, Index end'])}) {{",
-        f"for (Index first = begin; first < end; first += {_BLOCK}) {{",
-        f"  const Index last = end - first < {_BLOCK} ? end : first + {_BLOCK};",
-        *(f"  {line}" for line in before),
-        "#pragma GCC ivdep",
-        "  for (Index i0 = first; i0 < last; ++i0) {",
-        *(f"    {line}" for line in body),
-        "  }",
-        *(f"  {line}" for line in after),
-        "}",
-    ]
     return "\n".join([*lines, "}"])
