@@ -18,7 +18,7 @@ UNCLEAR = re.compile(
 # Lines of Python and C++ per folder, in hundreds. They only go down: a commit that raises one says
 # which published program, test of the original or row of a benchmark needs it.
 BUDGETS = {
-    "src": 1034,
+    "src": 1036,
     "src/abele/_torch": 15,
     "src/abele/arena": 12,
     "src/abele/capture": 35,
@@ -46,7 +46,7 @@ BUDGETS = {
     "src/popdist": 31,
     "src/poptorch": 170,
     "src/sambaflow": 33,
-    "tests": 820,
+    "tests": 822,
     "tests/unit/port": 63,
     "benchmarks": 77,
 }
