@@ -7,12 +7,10 @@ standard library lacks is removed before the program imports anything of this pr
 import ctypes
 import errno
 import faulthandler
-import mmap
 import os
 import select
 import signal
 import sys
-import time
 
 _SCHEDULER = ("sched_getaffinity", "sched_setaffinity", "sched_setscheduler", "sched_param")
 _LINUX = (*_SCHEDULER, "SCHED_IDLE", "memfd_create", "MFD_CLOEXEC", "pidfd_open", "posix_fallocate")
@@ -25,9 +23,7 @@ _SIGNALS = ("HUP", "QUIT", "KILL", "USR1", "USR2", "PIPE", "ALRM", "CHLD", "STOP
 _OTHER_SIGNALS = ("setitimer", "ITIMER_REAL", "pthread_kill", "pthread_sigmask")
 _ELSEWHERE = {
     faulthandler: ("register", "unregister"),
-    mmap: ("MAP_PRIVATE", "MAP_ANONYMOUS", "MADV_HUGEPAGE"),
     select: ("poll", "epoll", "POLLIN"),
-    time: ("clock_gettime", "CLOCK_MONOTONIC"),
 }
 _MODULES = ("fcntl", "resource", "pwd", "grp", "termios", "pty", "tty")
 _LINUX_FOLDERS = ("/proc/", "/sys/", "/dev/shm")
