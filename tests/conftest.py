@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import poptorch  # noqa: F401  changes the environment when it is imported, so before any test
-from abele import ExecutableCache, get_target
+from abele import ExecutableCache, get_target, processor
 from abele.compile import estimates, start, verdict
 from abele.runtime.proving import TakeOver
 from abele.targets import ENVIRONMENT, NAMES, Target, candidates
@@ -119,8 +119,8 @@ def _keep_compiled_code(config: pytest.Config) -> None:
     if Path(compiler).parent == folder:
         return  # a worker inherits the variable from the process that started it
     said = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
-    version = f"{said.stdout}{torch.__version__} {torch.version.git_version}"
-    os.environ["CXX"] = str(compiler_cache.install(folder, compiler, version))
+    versions = said.stdout, torch.__version__, torch.version.git_version, processor.instructions()
+    os.environ["CXX"] = str(compiler_cache.install(folder, compiler, str(versions)))
 
 
 @pytest.fixture(autouse=True)

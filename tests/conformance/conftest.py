@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from helpers.kernel_library import kernels
-
 
 @pytest.fixture(scope="session")
 def own():
     """The library of kernels, compiled for this machine."""
+    from helpers.kernel_library import kernels  # the compiler's cache comes after this file
+
     return kernels()
 
 

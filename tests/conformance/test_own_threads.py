@@ -2,6 +2,7 @@
 
 import ctypes
 import importlib
+import shutil
 import subprocess
 from unittest import mock
 
@@ -121,7 +122,7 @@ def test_the_compiler_of_ziglang_is_found_last(tmp_path, monkeypatch):
     of_target._zig.cache_clear()
     monkeypatch.delenv("CXX", raising=False)
     try:
-        assert of_target.compiler() == COMPILER
+        assert of_target.compiler() == (shutil.which("g++") or shutil.which("clang++"))
         monkeypatch.setenv("PATH", "/nowhere")
         found = of_target.compiler()
         assert found is not None

@@ -4,15 +4,17 @@ Most of a compiled test is g++ on emitted code, and most programs of the tests d
 run to run. `install` makes a command that looks its output up by a hash of
 everything that decides it, and otherwise calls the real compiler. `--cache-clear` empties it.
 
-Only generated sources are looked up. Headers in the folders that a command names are part of the
-hash; sources of the repository include others.
+The hash covers sources and the files that they include from their own folder and from the folders
+that a command names. Headers of the system are the compiler's, which the version stands for.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -22,7 +24,9 @@ import zlib
 from pathlib import Path
 
 KEPT_S = 14 * 24 * 3600
-SOURCES = (".cpp", ".S", ".o", ".h")
+TEXTS = (".c", ".cpp", ".S", ".h")
+SOURCES = (*TEXTS, ".o")
+INCLUDE = re.compile(rb'^#include ["<]([^">]+)', re.M)
 
 
 def install(folder: Path, compiler: str, version: str) -> Path:
@@ -82,11 +86,7 @@ def _output(arguments: list[str]) -> str | None:
     """Where the output goes; nothing if this is no call to look up."""
     if "-o" not in arguments or "-E" in arguments:
         return None
-    sources = _sources(arguments)
-    repository = Path(__file__).parents[2] / "src"
-    if not sources or any(repository in Path(source).parents for source in sources):
-        return None
-    return arguments[arguments.index("-o") + 1]
+    return arguments[arguments.index("-o") + 1] if _sources(arguments) else None
 
 
 def _sources(arguments: list[str]) -> list[str]:
@@ -101,19 +101,35 @@ def _sources(arguments: list[str]) -> list[str]:
 def _key(version: str, arguments: list[str]) -> str:
     sources, output = _sources(arguments), arguments.index("-o") + 1
     digest = hashlib.sha256(version.encode())
+    folders = _folders(arguments)
     for position, word in enumerate(arguments):
         if word in sources:
-            digest.update(hashlib.sha256(Path(word).read_bytes()).digest())
+            for content in _contents(Path(word), folders).values():
+                digest.update(hashlib.sha256(content).digest())
         elif position != output:
             digest.update(b"\0" + word.encode())
-            for header in _headers(word):
-                digest.update(header.name.encode() + header.read_bytes())
     return digest.hexdigest()
 
 
-def _headers(word: str) -> list[Path]:
-    """Headers right in the folder that an argument names, if it names one."""
-    return sorted(Path(word[2:]).glob("*.h")) if word.startswith("-I") else []
+def _folders(arguments: list[str]) -> list[Path]:
+    """Folders in which the compiler looks for the files that sources include."""
+    named = [word for before, word in itertools.pairwise(arguments) if before == "-iquote"]
+    return [Path(each) for each in named + [word[2:] for word in arguments if word[:2] == "-I"]]
+
+
+def _contents(source: Path, folders: list[Path]) -> dict[Path, bytes]:
+    """What a source and the files that it includes contain, by path."""
+    read, waiting = dict[Path, bytes](), [source]
+    while waiting:
+        path = waiting.pop()
+        if path in read:
+            continue
+        read[path] = path.read_bytes()
+        names = INCLUDE.findall(read[path]) if path.suffix in TEXTS else []
+        for name in map(os.fsdecode, names):
+            places = (folder / name for folder in (path.parent, *folders))
+            waiting += [each for each in places if each.is_file()][:1]
+    return read
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:

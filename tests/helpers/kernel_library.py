@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from abele.kernels import binding, build, on_tensors, sources
 from abele.targets.cpu.compiler import instruction_set
 from abele.targets.cpu.op_by_op.registry import own_kernel
 
-COMPILER = shutil.which("g++") or shutil.which("clang++")
+COMPILER = sources.compiler()
 #: For ``pytestmark`` of a module.
 NEEDS_COMPILER = [
     pytest.mark.compiler,

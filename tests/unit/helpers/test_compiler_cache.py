@@ -48,10 +48,15 @@ def test_the_same_source_is_compiled_once(compile_file, calls, again, count):
     assert len(calls.read_text().splitlines()) == count
 
 
-def test_a_changed_header_is_another_output(compile_file, calls, tmp_path):
+@pytest.mark.parametrize("options", [["-I{}"], ["-iquote", "{}"], []])
+def test_a_changed_header_is_another_output(options, compile_file, calls, tmp_path):
+    """Included by another one, which lies in a folder of the command or beside the source."""
+    folder = tmp_path / ("headers" if options else "one")
+    folder.mkdir()
+    (folder / "outer.h").write_text("#include <vector>\n#include <inner.h>\n")
     for text in ("int x;", "int x;", "int y;"):
-        (tmp_path / "loops.h").write_text(text)
-        compile_file("one", "#include <loops.h>\n", f"-I{tmp_path}")
+        (folder / "inner.h").write_text(text)
+        compile_file("one", '#include "outer.h"\n', *(each.format(folder) for each in options))
     assert len(calls.read_text().splitlines()) == 2
 
 
