@@ -1,5 +1,7 @@
 """Faults in emitted code are caught before a result is used, and other code takes its place."""
 
+import functools
+
 import pytest
 import torch
 
@@ -26,12 +28,20 @@ def _emitted(monkeypatch):
     monkeypatch.setenv("ABELE_LOWERING", "emitted")
 
 
-def first_step(training, target=None, dtype=torch.float32):
-    """Results and state of the first step, and the record of what ran."""
+@functools.cache
+def programs(training, dtype):
+    """Programs of a step, with what they were captured from; building leaves them as they are."""
     module = faulty().train(training).to(dtype)
     config, rule = StepConfig(training=training), rule_for(module, "adam") if training else None
     given = tuple(each.to(dtype) if each.is_floating_point() else each for each in batch())
-    made, record = build(captured(module, given, config, rule).programs, config, target=target)
+    return captured(module, given, config, rule).programs, config, rule, given
+
+
+def first_step(training, target=None, dtype=torch.float32):
+    """Results and state of the first step, and the record of what ran."""
+    of_step, config, rule, given = programs(training, dtype)
+    module = faulty().train(training).to(dtype)
+    made, record = build(of_step, config, target=target)
     state = ModuleState.of(module)
     initial = ({}, {}) if rule is None else (rule.initial_state(state.params), rule.hyper())
     session = Session(made, config, state.params, state.buffers, *initial)
@@ -41,6 +51,12 @@ def first_step(training, target=None, dtype=torch.float32):
     return [*outputs, *values.values()], record.running
 
 
+@functools.cache
+def expected(training):
+    """Results and state of the first step, interpreted."""
+    return first_step(training, usable("reference"))[0]
+
+
 def agree(mine, others):
     for one, other in zip(mine, others, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
@@ -48,24 +64,22 @@ def agree(mine, others):
 
 @pytest.mark.parametrize("fault", TRAINING)
 def test_a_fault_in_training_is_caught_before_the_first_result(fault, monkeypatch):
-    expected, _ = first_step(True, usable("reference"))
     prefer(monkeypatch, usable("cpu"))
     inject(monkeypatch, fault)
     with pytest.warns(ComparisonWarning, match=r"differs by .* of its norm|not finite") as caught:
         got, running = first_step(True)
-    agree(got, expected)
+    agree(got, expected(True))
     assert len(caught) == 1
     assert running.interpreted or "lowered by 'op_by_op'" in running.check
 
 
 @pytest.mark.parametrize("fault", OF_INFERENCE)
 def test_a_fault_in_inference_is_caught_before_the_first_result(fault, monkeypatch):
-    expected, _ = first_step(False, usable("reference"))
     prefer(monkeypatch, usable("cpu"))
     inject(monkeypatch, fault)
     with pytest.warns(ComparisonWarning, match="result 'output"):
         got, _ = first_step(False)
-    agree(got, expected)
+    agree(got, expected(False))
 
 
 def test_a_fault_is_an_error_where_the_target_was_insisted_on(monkeypatch):
@@ -78,9 +92,8 @@ def test_a_fault_is_an_error_where_the_target_was_insisted_on(monkeypatch):
 
 
 def test_code_without_a_fault_runs_as_it_was_chosen():
-    expected, _ = first_step(True, usable("reference"))
     got, running = first_step(True, usable("cpu"))
-    agree(got, expected)
+    agree(got, expected(True))
     assert running.check.startswith("one micro-batch through both: 2 results within ")
     assert running.check.endswith(("(tolerance)", "(rounded weights)", "(float64)"))
 
