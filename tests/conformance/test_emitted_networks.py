@@ -21,7 +21,7 @@ from helpers import emitted_programs, random_programs, runs
 from helpers.emitted_programs import Case
 
 COUNT = int(os.environ.get("ABELE_RANDOM_NETWORKS", "0"))
-FEW = 16
+FEW = 8
 # Networks with a batch norm of images one pixel wide that lie in memory in another order than their
 # gradients: torch's backward mixes up their rows. See the test of it below.
 TORCH_IS_WRONG = (904,)

@@ -1,16 +1,17 @@
 """Programs of which torch computes many operators train as plain PyTorch, whatever runs them."""
 
-from __future__ import annotations
+import functools
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
+from abele import StepConfig, build
 from abele.compile.verdict import TOLERANCE
 from abele.targets import candidates, get_target
 from conftest import usable
-from helpers.runs import assert_close_by_norm, captured, rule_for, run, run_eagerly, started
+from helpers.runs import assert_close_by_norm, captured, rule_for, run, run_eagerly, session_of
 
 LARGE = nn.Parameter(torch.randn(3, 12, 12, generator=torch.Generator().manual_seed(1)))
 BATCHES = [
@@ -105,6 +106,14 @@ PROGRAMS = {
 }
 
 
+@functools.cache
+def traced(name):
+    """The program of a training step, with its rule."""
+    model = PROGRAMS[name]()
+    rule = rule_for(model)
+    return captured(model, BATCHES[0], rule=rule).programs, rule
+
+
 @pytest.mark.compiler
 @pytest.mark.parametrize("lowering", ["emitted", "interpreter"])
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -113,7 +122,9 @@ def test_trains_as_plain_pytorch(name, lowering, monkeypatch):
     monkeypatch.setenv(candidates.ENVIRONMENT, lowering)
     plain, model = PROGRAMS[name](), PROGRAMS[name]()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9)
-    session, record = started(model, BATCHES[0], rule_for(model), target="cpu")
+    (programs, rule), config = traced(name), StepConfig(training=True)
+    executable, record = build(programs, config, target=get_target("cpu"))
+    session = session_of(executable, model, config, rule)
     assert record.lowerings["step"].name == lowering
     actual, expected = run(session, BATCHES), run_eagerly(plain, optimizer, BATCHES)
     assert_close_by_norm(actual, expected, TOLERANCE)
@@ -121,8 +132,7 @@ def test_trains_as_plain_pytorch(name, lowering, monkeypatch):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_any_share_of_torchs_operators_becomes_code(name):
-    model = PROGRAMS[name]()
-    (program,) = captured(model, BATCHES[0], rule=rule_for(model)).programs
+    (program,), _ = traced(name)
     lowering, _ = get_target("cpu").choose(program)
     assert lowering.name == "emitted"
 

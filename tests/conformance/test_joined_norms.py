@@ -15,8 +15,8 @@ from abele.targets.cpu.emitted import channel_blocking
 from helpers import emitted_programs, random_networks, runs
 from helpers.emitted_programs import Case
 
-COUNT = int(os.environ.get("ABELE_RANDOM_NETWORKS", "12"))
-TOGETHER = 12  # programs in one file
+COUNT = int(os.environ.get("ABELE_RANDOM_NETWORKS", "6"))
+TOGETHER = 6  # programs in one file
 
 pytestmark = pytest.mark.compiler
 

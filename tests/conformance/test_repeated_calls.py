@@ -1,14 +1,18 @@
 """Micro-steps that emitted code runs one after the other: as if Python had called each."""
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
+from abele import build, get_target
 from abele.errors import IndexCheckError
 from abele.runtime.observers import Observer
 from abele.step.config import OutputMode, StepConfig
+from helpers import runs
 from helpers.models import MODELS
-from helpers.runs import AfterMicroSteps, assert_same_bits, rule_for, run, started
+from helpers.runs import AfterMicroSteps, assert_same_bits, captured, rule_for, run, started
 
 pytestmark = pytest.mark.compiler
 INTRODUCTION = MODELS["introduction"]
@@ -29,10 +33,17 @@ def emitted(monkeypatch):
     monkeypatch.setenv("ABELE_LOWERING", "emitted")
 
 
-def session_of(config):
-    module = INTRODUCTION.fresh()
+@functools.cache
+def programs(name):
+    module, config = INTRODUCTION.fresh(), CONFIGS[name]
     rule = rule_for(module) if config.training else None
-    return started(module, INTRODUCTION.batch(4), rule, config, target="cpu")[0]
+    return captured(module, INTRODUCTION.batch(4), config, rule).programs, rule
+
+
+def session_of(config):
+    made, rule = programs(next(name for name, each in CONFIGS.items() if each == config))
+    executable, _ = build(made, config, target=get_target("cpu"))
+    return runs.session_of(executable, INTRODUCTION.fresh(), config, rule)
 
 
 def batches(config, count=3):
