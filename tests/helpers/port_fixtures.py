@@ -10,6 +10,7 @@ import unittest.mock
 import torch
 import torch.distributed as dist
 
+from abele.port import files
 from abele.port.engine import port
 from abele.port.finding import Verdict
 from abele.port.project import Project
@@ -44,13 +45,13 @@ def ported(folder, name):
 
 
 def check(folder, name, update):
-    """Findings are at the lines of a fixture, no others; its port is ``NAME.out.py``, if any."""
+    """Findings are at the lines of a fixture, no others; ``NAME.diff`` is what changes, if any."""
     said = read(folder, name)[1]
-    result, after = ported(folder, name)
-    expected = folder / f"{name}.out.py"
+    result, _ = ported(folder, name)
+    expected, changes = folder / f"{name}.diff", files.difference(result)
     if expected.exists() and update:
-        expected.write_text(after)
-    assert not expected.exists() or after == expected.read_text()
+        expected.write_text(changes)
+    assert not expected.exists() or changes == expected.read_text()
     assert (result.verdict is Verdict.BLOCKED) == name.startswith("blocked_")
     given = {(each.line, f"{each.code} {each.verdict.value}") for each in result.findings}
     assert said <= given

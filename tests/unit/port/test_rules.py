@@ -2,7 +2,7 @@
 
 A fixture says of its lines what is said of them: ``# ABP302 modified`` at the end of one. Lines
 without such a comment may have any finding of verdict ``match`` or ``modified``, but no other.
-What is blocked is named ``blocked_``. Some have the text of their port, ``NAME.out.py``.
+What is blocked is named ``blocked_``. Some have what their port changes, ``NAME.diff``.
 """
 
 from pathlib import Path
