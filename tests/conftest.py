@@ -1,7 +1,5 @@
 """What every test can rely on: one thread, fixed seeds, a clean environment, and the targets."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import logging

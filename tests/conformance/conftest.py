@@ -1,7 +1,5 @@
 """Fixtures of tests that call kernels."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Convolutions of channels-last images, direct and by Winograd's way, against torch in double."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import platform

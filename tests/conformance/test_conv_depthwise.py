@@ -1,7 +1,5 @@
 """Our depthwise convolutions are those of float64, for any sizes and number of threads."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 

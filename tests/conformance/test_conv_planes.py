@@ -1,7 +1,5 @@
 """Convolutions of images with their channels apart, against torch in double precision."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

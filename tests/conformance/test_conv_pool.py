@@ -1,7 +1,5 @@
 """Convolutions that are pooled before they are written, against torch."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

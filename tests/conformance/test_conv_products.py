@@ -3,8 +3,6 @@
 Those of 1x1 pixels, those whose windows lie side by side, and transposed ones.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 

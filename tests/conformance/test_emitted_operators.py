@@ -4,8 +4,6 @@
 ``ABELE_RANDOM_NETWORKS=40`` tries that many here.
 """
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -4,8 +4,6 @@ What they compute is compared on the host (``test_gpu_kernels.py``) and on GPUs 
 ``ABELE_RANDOM_KERNELS=400`` tries that many random programs of each kind.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import warnings

@@ -3,8 +3,6 @@
 ``ABELE_RANDOM_KERNELS=400`` tries that many of each kind here.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 

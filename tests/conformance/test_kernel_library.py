@@ -1,7 +1,5 @@
 """The kernels' library: made once, and called from C without torch."""
 
-from __future__ import annotations
-
 import ctypes
 import subprocess
 import time

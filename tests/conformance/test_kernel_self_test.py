@@ -1,7 +1,5 @@
 """Kernels that compute something else are found on the user's machine, and not used."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

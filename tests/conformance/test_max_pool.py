@@ -1,7 +1,5 @@
 """Max pooling of both layouts, and as programs that run operator by operator do it."""
 
-from __future__ import annotations
-
 import math
 import operator
 

@@ -1,7 +1,5 @@
 """Every module and optimizer of torch's own databases, on ``reference`` and as code."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import warnings

@@ -1,7 +1,5 @@
 """A step that runs operator by operator, from capture to a second process's cache."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import shutil

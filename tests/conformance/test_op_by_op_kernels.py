@@ -1,7 +1,5 @@
 """The kernels of programs that run operator by operator, against torch in double precision."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

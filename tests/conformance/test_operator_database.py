@@ -1,7 +1,5 @@
 """Every operator of torch's own database, forward and backward, on ``reference`` and as code."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Our product of matrices is that of float64, for any sizes, steps and number of threads."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 import threading

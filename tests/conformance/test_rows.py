@@ -1,7 +1,5 @@
 """Norms, softmax and sums of the library beyond the self-test: accuracy, NaN and long sums."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Bilinear doubling of channels-last images, by the kernel and in programs that run op by op."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

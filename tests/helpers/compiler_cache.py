@@ -8,8 +8,6 @@ The hash covers sources and the files that they include from their own folder an
 that a command names. Headers of the system are the compiler's, which the version stands for.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools

@@ -1,7 +1,5 @@
 """Convolutions as nodes of a program."""
 
-from __future__ import annotations
-
 import torch
 
 from helpers.runs import started

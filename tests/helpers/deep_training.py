@@ -1,7 +1,5 @@
 """Run as a program: trains a deep model and says how far its memory grew; also that model."""
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import gc

@@ -1,7 +1,5 @@
 """Random programs of torch's operators, by emitted code and interpreted, and what is counted."""
 
-from __future__ import annotations
-
 import collections
 import re
 import warnings

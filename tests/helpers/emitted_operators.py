@@ -1,7 +1,5 @@
 """Functions of tensors as emitted code: many of them in one file, compiled at once."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

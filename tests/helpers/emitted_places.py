@@ -1,7 +1,5 @@
 """Places of the lowering `emitted`, and which elements of memory they are."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch

@@ -1,7 +1,5 @@
 """Many programs of the lowering `emitted`, each compared with the interpreter."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 from collections.abc import Callable, Sequence

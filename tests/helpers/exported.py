@@ -1,7 +1,5 @@
 """Models for tests of exported files, and reading such a file in a process of its own."""
 
-from __future__ import annotations
-
 import json
 from collections import namedtuple
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Stand-ins for a compiling target: everything around a compiler, tested in milliseconds."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Faults that are put into emitted code, as a compiler or an emitter might put them there."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

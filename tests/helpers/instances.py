@@ -1,7 +1,5 @@
 """Starts a Python file as several instances on this machine, and leaves none behind."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import dataclasses

@@ -4,8 +4,6 @@
 was told in FOLDER; ``die RANK`` has an instance kill itself; ``late RANK`` has it start late.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

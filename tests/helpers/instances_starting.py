@@ -9,8 +9,6 @@ killed   the same, but the process is killed
 plain    nothing happens
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import json

@@ -1,7 +1,5 @@
 """The library of kernels, compiled for this machine, for tests that call kernels."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Kernels for GPUs, compiled for the host: each block and thread in turn."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

@@ -1,7 +1,5 @@
 """One function per mistake of the error table that takes more than an expression to make."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 

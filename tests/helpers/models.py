@@ -1,7 +1,5 @@
 """Tiny models that every test shares, each with a function that makes one batch for it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 

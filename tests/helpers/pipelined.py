@@ -1,7 +1,5 @@
 """Running a model as a pipeline without any front-end; the same model runs sequentially."""
 
-from __future__ import annotations
-
 import torch
 
 from abele import build, get_target

@@ -3,8 +3,6 @@
 Without STEPS it trains until somebody ends it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools

@@ -1,7 +1,5 @@
 """A small network of the kind that runs operator by operator, for its tests."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - torch's own convention

@@ -1,7 +1,5 @@
 """Random small networks of usual layers, each with a loss, a batch and an update rule."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Each operator is called with one of the samples that torch tests it with; in the
 sample's tensors come results of the operators before, in its shape and range.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Random forwards of views, writes in place, constants, plain tensors and ``out=``, as source."""
 
-from __future__ import annotations
-
 import random
 import warnings
 from typing import Any

@@ -5,8 +5,6 @@ configuration and its keys in a temporary folder: nothing of the system's own is
 and everything is gone afterwards, also when a test fails or the tests are killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

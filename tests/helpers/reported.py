@@ -1,7 +1,5 @@
 """Runs that are reported: records of the shared models, and journals that were never lived."""
 
-from __future__ import annotations
-
 import html
 import os
 import re

@@ -1,7 +1,5 @@
 """Running a model through the engine without any front-end, and the same by plain PyTorch."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Compiled programs that come when a test says so, and interpreted ones that run before."""
 
-from __future__ import annotations
-
 import torch
 
 from abele import get_target

@@ -4,8 +4,6 @@ As a program, ``training_cases.py FOLDER CASE ...`` trains cases as one of sever
 keeps what it found in FOLDER; the tests train the same cases in their own process.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from collections.abc import Callable

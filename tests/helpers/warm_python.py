@@ -13,8 +13,6 @@ Not for tests of the start of Python itself: of options besides -B, -W, -c and -
 than the program.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import fcntl

@@ -1,7 +1,5 @@
 """What tests of wrapped models share: quiet options, a small model, and plain PyTorch beside it."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

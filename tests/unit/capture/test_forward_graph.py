@@ -1,7 +1,5 @@
 """A recorded forward does to the bit what forward does: on the host, and captured again."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention

@@ -1,7 +1,5 @@
 """Recurrent layers are one operator where that has plain PyTorch's bits, and their steps else."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

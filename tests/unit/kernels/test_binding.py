@@ -1,7 +1,5 @@
 """The kernels' library is plain C to callers, and all of its header is read; no compiler."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

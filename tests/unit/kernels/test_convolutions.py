@@ -1,7 +1,5 @@
 """The choice of the kernel that computes a convolution, and its memory; no compiler."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """The tables of the kernels' self-test are complete, and see what differs; no compiler."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 

@@ -1,7 +1,5 @@
 """Programs in 16 bits are computed in float32 and stored in 16 bits between far uses."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Derivatives of GELU are computed beside its result: the same bits, and nothing more is kept."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Passes of the lowering ``op_by_op`` keep what a step means; plain implementations run them."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import operator

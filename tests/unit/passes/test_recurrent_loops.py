@@ -1,7 +1,5 @@
 """Recurrent layers: interpreted with plain PyTorch's bits, compiled as a loop."""
 
-from __future__ import annotations
-
 import copy
 import functools
 

@@ -1,7 +1,5 @@
 """Gradients of all slices of a tensor become a stack."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
