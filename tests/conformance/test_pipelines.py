@@ -162,9 +162,7 @@ def test_stages_and_micro_batches_in_any_number(stages, micro_batches):
     module = Network(stages)
     # Two updates in each call.
     config = StepConfig(
-        gradient_accumulation=max(2, micro_batches),
-        device_iterations=2,
-        output_mode=OutputMode.SUM,
+        gradient_accumulation=max(2, micro_batches), device_iterations=2, output_mode=OutputMode.SUM
     )
     given = batches(2 * config.gradient_accumulation, 2)
     actual, expected, piped = compared(module, config, rule_for(module), stages, given)

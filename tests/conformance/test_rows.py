@@ -84,7 +84,4 @@ def test_sums_of_many_rows(own, shape, split):
     sums = computed(own.abele_sum_columns, (split, *dims, 0.5), (x,), (outer, columns))
     close(sums, 0.5 * x.double().sum(1))
     dims = (one, binding.Dim(outer, rows * columns, 1), one, binding.Dim(rows * columns, 1, 0))
-    close(
-        computed(own.abele_sum_rows, (split, *dims, 1.0), (x,), (outer,)),
-        x.double().sum((1, 2)),
-    )
+    close(computed(own.abele_sum_rows, (split, *dims, 1.0), (x,), (outer,)), x.double().sum((1, 2)))

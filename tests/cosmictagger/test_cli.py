@@ -52,10 +52,7 @@ def test_a_run_without_a_name(capsys):
         ),
         (["run.iteration=3"], r"no key run.iteration. Did you mean run.iterations or"),
         (["minibatch_size=3"], r"no key minibatch_size. Did you mean run.minibatch_size\?"),
-        (
-            ["run.iterations=many"],
-            "run.iterations=many was .* takes a value of int",
-        ),
+        (["run.iterations=many"], "run.iterations=many was .* takes a value of int"),
         (["network.depth=[1,2]"], r"network.depth=\[1,2\] was .* takes a value of int"),
         (["--config-name", "a22"], r"presets are config, a21.* Did you mean a21"),
         (["run.id=a/b"], "run.id=a/b was asked for, but a folder is named after it, and it has a"),

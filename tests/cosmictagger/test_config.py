@@ -193,10 +193,7 @@ def test_one_of_several_processes(monkeypatch):
         settled()
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["12e4567", "2024_11_28", "007", "true", "a b", "-1"],
-)
+@pytest.mark.parametrize("text", ["12e4567", "2024_11_28", "007", "true", "a b", "-1"])
 def test_names_are_text_as_typed(text):
     written = text if " " not in text else f"'{text}'"
     for prefix in ("", "+", "++"):
@@ -436,10 +433,7 @@ def test_the_size_of_synthetic_images():
             ["mode=inference", "data.paths.train=/t.h5"],
             "mode=inference reads data.paths.test, .* Add data.paths.test=FILE",
         ),
-        (
-            ["data.paths.tain=/t.h5"],
-            "no key data.paths.tain with .* mean data.paths.train",
-        ),
+        (["data.paths.tain=/t.h5"], "no key data.paths.tain with .* mean data.paths.train"),
         (["data=generated", "data.paths.train=/t.h5"], "no key data.file with data=generated"),
         (["run.run_length=3", "run.epochs=4"], "length=3 and run.epochs=4 .* names of run.epochs"),
         (["data.file=a.h5", "data.paths.train=/b.h5"], "two names of data.file. Give one"),

@@ -134,8 +134,7 @@ def test_only_training_has_a_schedule():
 
 
 @pytest.mark.parametrize(
-    "kind",
-    ["flat", "one_cycle", pytest.param("standard", marks=pytest.mark.long)],
+    "kind", ["flat", "one_cycle", pytest.param("standard", marks=pytest.mark.long)]
 )
 def test_updates_are_the_same_in_compiled_modes(run, plane_net, kind):
     """Four updates, the last of which completes the epoch."""

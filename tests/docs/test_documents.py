@@ -8,11 +8,7 @@ import pytest
 from helpers.warm_python import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [
-    *sorted((ROOT / "docs").glob("*.md")),
-    ROOT / "README.md",
-    ROOT / "examples" / "README.md",
-]
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "examples" / "README.md"]
 BLOCK = re.compile(r"```python\n(.*?)```", re.S)
 
 

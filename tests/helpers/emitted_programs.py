@@ -150,11 +150,7 @@ def of_network(seed: int) -> list[Case]:
 
 
 def cases_of(
-    name: str,
-    made: random_networks.Network,
-    rule: UpdateRule,
-    *,
-    seed: int,
+    name: str, made: random_networks.Network, rule: UpdateRule, *, seed: int
 ) -> list[Case]:
     """Return the programs of a network's training, with random state of the optimizer."""
     programs = runs.captured(made.module, made.batch, rule=rule).programs

@@ -105,10 +105,7 @@ def test_the_same_with_processes_that_load(tmp_path, kind, stops):
     same(interrupted(tmp_path / "cut", stops, lambda: settings), expected)
 
 
-REPLAYED = {
-    "new workers": {"num_workers": 2, "persistent_workers": False},
-    "reading ahead": ASYNC,
-}
+REPLAYED = {"new workers": {"num_workers": 2, "persistent_workers": False}, "reading ahead": ASYNC}
 
 
 @pytest.mark.parametrize("kind", [rare("new workers"), "reading ahead"])

@@ -118,11 +118,7 @@ def test_an_installed_horovod_is_found_first(tmp_path, first):
     code = f"import {first}; import horovod.torch as hvd; print(hvd.NAME)"
     path = ":".join([str(tmp_path), *filter(None, sys.path)])
     done = subprocess.run(
-        [python(), "-c", code],
-        env={"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
+        [python(), "-c", code], env={"PYTHONPATH": path}, capture_output=True, text=True, check=True
     )
     assert done.stdout == "the installed one\n"
 

@@ -98,11 +98,7 @@ class Running:
 
 
 @pytest.mark.parametrize(
-    ("kills", "epochs"),
-    [
-        (1, 12),
-        pytest.param(10, 150, marks=pytest.mark.long),
-    ],
+    ("kills", "epochs"), [(1, 12), pytest.param(10, 150, marks=pytest.mark.long)]
 )
 def test_weights_after_kills_are_those_of_an_undisturbed_run(
     server, tmp_path, monkeypatch, kills, epochs

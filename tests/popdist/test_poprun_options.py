@@ -214,10 +214,7 @@ def test_a_file_is_not_overwritten_unasked(capsys, tmp_path):
         ("not json", "is not JSON"),
         ("[2]", 'should hold an object such as {"num-instances": 2}'),
         ('{"num-instanses": 2}', "which is no option. Did you mean --num-instances"),
-        (
-            '{"num-instances": -1}',
-            "digits, 1 or more, not '-1'",
-        ),
+        ('{"num-instances": -1}', "digits, 1 or more, not '-1'"),
         ('{"import-config": "x"}', "which is no option"),
     ],
 )

@@ -149,10 +149,7 @@ def test_other_inputs(pef, names, change, text):
     [
         (None, "optimizer: compiled as sgd .*, given none, for inference"),
         (lambda m: samba.optim.Adam(m.parameters()), "optimizer: compiled as sgd .* given adam"),
-        (
-            lambda m: sgd(m, momentum=0.0),
-            "momentum of .*: compiled as set at each run, given 0.0",
-        ),
+        (lambda m: sgd(m, momentum=0.0), "momentum of .*: compiled as set at each run, given 0.0"),
         (lambda m: sgd(m, max_grad_norm=1.0), "max_grad_norm: compiled as inf, given 1.0"),
         (
             lambda m: torch.optim.SGD([m.layer.weight], lr=0.1, momentum=0.9),

@@ -54,8 +54,7 @@ def test_its_version_is_that_of_the_package(capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(["frob"], "invalid choice: 'frob'"), (["port"], "required")],
+    ("arguments", "message"), [(["frob"], "invalid choice: 'frob'"), (["port"], "required")]
 )
 def test_wrong_commands_are_refused_with_what_there_is(arguments, message, capsys):
     with pytest.raises(SystemExit) as ended:

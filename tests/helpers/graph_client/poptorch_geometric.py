@@ -82,10 +82,7 @@ class LoaderMeta(type):
 class DataLoader(metaclass=LoaderMeta):
     def __init__(self, dataset, batch_size, options):
         super().__init__(
-            options=options,
-            dataset=dataset,
-            batch_size=batch_size,
-            collate_fn=Combined(batch_size),
+            options=options, dataset=dataset, batch_size=batch_size, collate_fn=Combined(batch_size)
         )
 
 

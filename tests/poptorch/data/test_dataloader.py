@@ -99,11 +99,7 @@ def micro_batches(size, number, drop_last=False):
 @pytest.mark.parametrize("mode", [Mode.Sync, Mode.Async, Mode.AsyncRebatched])
 def test_micro_batches_are_grouped(mode, drop_last, expected):
     loader = load(
-        options(2),
-        data.Range(6),
-        batch_sampler=micro_batches(2, 6),
-        drop_last=drop_last,
-        mode=mode,
+        options(2), data.Range(6), batch_sampler=micro_batches(2, 6), drop_last=drop_last, mode=mode
     )
     assert loader.combinedBatchSize == 4
     assert len(loader) == len(expected)

@@ -84,10 +84,7 @@ def test_smaller_micro_batches_come_first_and_are_estimated_with_the_change():
     again = changed.fit(rows, limit="1TiB").answer.estimate
     assert again.size.high == pytest.approx(rung.answer.estimate.size.high, rel=0.01)
     assert rung.saved > 0
-    assert rung.ratios == {
-        "FLOPs": pytest.approx(1.0),
-        "bytes moved": pytest.approx(1.0, abs=0.5),
-    }
+    assert rung.ratios == {"FLOPs": pytest.approx(1.0), "bytes moved": pytest.approx(1.0, abs=0.5)}
     assert f"a step has {rung.ratios['FLOPs']:.2f} times the FLOPs and " in str(report)
     assert rung.lines[0] in str(report)
 

@@ -122,8 +122,7 @@ def test_available_memory_is_noted_at_the_operator():
 
 
 @pytest.mark.parametrize(
-    "call",
-    [poptorch.nop, lambda x: poptorch.set_available_memory(x, 0.5), poptorch.getIpuTensorId],
+    "call", [poptorch.nop, lambda x: poptorch.set_available_memory(x, 0.5), poptorch.getIpuTensorId]
 )
 def test_only_tensors_can_be_annotated(call):
     with pytest.raises(poptorch.Error, match=r"takes a torch\.Tensor, found a list"):

@@ -255,10 +255,7 @@ def test_an_id_has_to_be_text(identity):
 def test_a_new_process_finds_the_callable_of_a_cached_executable(tmp_path):
     said = []
     for _ in range(2):
-        environment = os.environ | {
-            "ABELE_TARGET": "cpu",
-            "PYTHONPATH": os.pathsep.join(sys.path),
-        }
+        environment = os.environ | {"ABELE_TARGET": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
         done = subprocess.run(
             [
                 sys.executable,

@@ -16,11 +16,7 @@ def _changed(optimizer, **values):
 @pytest.mark.parametrize(
     ("make", "kind", "words"),
     [
-        (
-            lambda p: torch.optim.Adam(p, amsgrad=True),
-            ValueError,
-            "Only non-amsgrad",
-        ),
+        (lambda p: torch.optim.Adam(p, amsgrad=True), ValueError, "Only non-amsgrad"),
         (
             lambda p: torch.optim.Adafactor(p),
             AssertionError,

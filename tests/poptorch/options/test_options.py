@@ -184,8 +184,7 @@ def test_bools_and_members_count_as_integers(stand_in):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("random_seed", 1), ("model_name", "n"), ("use_model", True), ("ipu_id", 0)],
+    ("name", "value"), [("random_seed", 1), ("model_name", "n"), ("use_model", True), ("ipu_id", 0)]
 )
 def test_some_options_do_not_exist_until_they_are_set(name, value):
     options = Options()

@@ -38,10 +38,7 @@ PRETENDED = {
     "Poplibs": (poptorch.Error, "poplibs_exception"),
     "PoplarUnrecoverable": (poptorch.UnrecoverableError, "poplar_unrecoverable_runtime_error"),
     "PoplarUnknown": (poptorch.Error, "poplar_unknown_runtime_error"),
-    "PoplarRecoverableFullReset": (
-        poptorch.RecoverableError,
-        "poplar_recoverable_runtime_error",
-    ),
+    "PoplarRecoverableFullReset": (poptorch.RecoverableError, "poplar_recoverable_runtime_error"),
     "PoplarLinkError": (poptorch.Error, "poplar_link_error"),
 }
 

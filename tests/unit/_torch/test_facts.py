@@ -63,10 +63,7 @@ def test_hooks_of_an_optimizer():
     others = contexts.around_step(optimizer)  # front-ends watch all steps
     optimizer.register_step_pre_hook(first)
     optimizer.register_step_post_hook(second)
-    handles = [
-        register_optimizer_step_pre_hook(first),
-        register_optimizer_step_post_hook(second),
-    ]
+    handles = [register_optimizer_step_pre_hook(first), register_optimizer_step_post_hook(second)]
     output = [hook for hook in contexts.around_step(optimizer) if hook not in others]
     assert output == [first, second, first, second]
     for handle in handles:

@@ -230,8 +230,7 @@ class Assigning(nn.Linear):
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"),
-    [(Cast, r"opens torch\.autocast"), (Assigning, r"assigns to \.data")],
+    ("kind", "reason"), [(Cast, r"opens torch\.autocast"), (Assigning, r"assigns to \.data")]
 )
 def test_what_a_record_cannot_hold_is_refused(kind, reason):
     module = kind(3, 2)

@@ -183,9 +183,7 @@ def test_a_mark_outside_of_capture_does_nothing():
 
 
 @pytest.mark.parametrize(
-    "lengths",
-    [((4,), (2,)), (torch.tensor([4]), torch.tensor([2]))],
-    ids=["numbers", "tensors"],
+    "lengths", [((4,), (2,)), (torch.tensor([4]), torch.tensor([2]))], ids=["numbers", "tensors"]
 )
 @pytest.mark.parametrize("function", ELSEWHERE)
 def test_ctc_is_found(function, lengths):

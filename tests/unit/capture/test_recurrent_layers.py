@@ -9,14 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from abele.ops import lstm, recurrent
 from abele.program import all_nodes
-from helpers.runs import (
-    assert_same_bits,
-    captured,
-    rule_for,
-    run,
-    run_eagerly,
-    started,
-)
+from helpers.runs import assert_same_bits, captured, rule_for, run, run_eagerly, started
 
 STEPS, BATCH, WIDTH = 9, 4, 5
 

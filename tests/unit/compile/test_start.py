@@ -228,10 +228,7 @@ def test_all_interpret_until_compiled_programs_are_there(followed):
 
 @pytest.mark.parametrize(
     ("said", "start", "compilations"),
-    [
-        ("wait: there is no compiler", "wait", 2),
-        ("interpret: as asked", "interpret", 0),
-    ],
+    [("wait: there is no compiler", "wait", 2), ("interpret: as asked", "interpret", 0)],
 )
 def test_all_start_as_the_slowest_does(followed, said, start, compilations):
     target = Slow()

@@ -99,10 +99,7 @@ def test_an_optimizer_of_each_turn_of_a_loop_is_named():
     assert "in each turn of a loop" in again.reason
 
 
-@pytest.mark.parametrize(
-    ("start", "count"),
-    [("", 1), (", cycle_momentum=False", 0)],
-)
+@pytest.mark.parametrize(("start", "count"), [("", 1), (", cycle_momentum=False", 0)])
 def test_a_default_that_a_scheduler_changes_is_named(start, count):
     text = PROGRAM.format(
         rows=40,

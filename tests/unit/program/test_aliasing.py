@@ -8,15 +8,7 @@ from torch import nn
 
 from abele.ops import memory_layout  # noqa: F401 - registers an operator that returns a view
 from abele.program import memory
-from abele.program.aliasing import (
-    SHARES,
-    Aliases,
-    Liveness,
-    LiveRange,
-    base,
-    kept_alive,
-    written,
-)
+from abele.program.aliasing import SHARES, Aliases, Liveness, LiveRange, base, kept_alive, written
 from helpers.runs import captured
 
 aten = torch.ops.aten

@@ -97,10 +97,7 @@ BROKEN = {
         lambda p: p.replace(outputs=p.outputs[1:]),
         r"returns 2 values for 1 output slots",
     ),
-    "a result less": (
-        lambda p: edited(p, forget_a_result),
-        r"returns 1 values for 2 output slots",
-    ),
+    "a result less": (lambda p: edited(p, forget_a_result), r"returns 1 values for 2 output slots"),
     "a result that is no node": (
         lambda p: edited(p, return_a_number),
         r"Output 'output0' of program 'step' is not a node: 3",

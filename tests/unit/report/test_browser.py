@@ -76,13 +76,7 @@ def compared():
 
 
 @pytest.mark.parametrize(
-    ("make", "width"),
-    [
-        (introduction, 500),
-        (introduction, 1200),
-        (failed, 500),
-        (compared, 500),
-    ],
+    ("make", "width"), [(introduction, 500), (introduction, 1200), (failed, 500), (compared, 500)]
 )
 def test_everything_that_can_be_clicked_opens_and_nothing_is_too_wide_then(
     browser, make, width, tmp_path

@@ -288,8 +288,7 @@ def test_momentum_that_has_faded_away_may_be_zero():
 
 
 @pytest.mark.parametrize(
-    ("small", "dtype"),
-    [(1e-36, torch.float32), (6e-8, torch.float16), (1e-38, torch.float64)],
+    ("small", "dtype"), [(1e-36, torch.float32), (6e-8, torch.float16), (1e-38, torch.float64)]
 )
 def test_numbers_that_no_compiled_code_flushes_must_not_be_zero(small, dtype):
     said = compared(small, 0.0, dtype)

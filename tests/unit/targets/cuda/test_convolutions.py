@@ -104,13 +104,7 @@ def test_images_and_weights_in_another_order(tmp_path):
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"stride": 2},
-        {"dilation": 2},
-        {"padding": 0},
-        {"padding": (1, 0)},
-        {"groups": 2},
-    ],
+    [{"stride": 2}, {"dilation": 2}, {"padding": 0}, {"padding": (1, 0)}, {"groups": 2}],
     ids=str,
 )
 def test_other_convolutions_are_torchs(settings):

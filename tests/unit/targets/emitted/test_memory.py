@@ -8,11 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abele.targets.cpu.emitted.memory import (
-    ALIGNMENT,
-    allocated,
-    planned,
-)
+from abele.targets.cpu.emitted.memory import ALIGNMENT, allocated, planned
 from abele.targets.translation.places import Buffer, Kind
 from helpers.properties import examples
 

@@ -46,10 +46,7 @@ CASES = {
         ),
         (X, ODD),
         True,
-        calls={
-            "max_pool2d_with_indices.default": 3,
-            "max_pool2d_with_indices_backward.default": 3,
-        },
+        calls={"max_pool2d_with_indices.default": 3, "max_pool2d_with_indices_backward.default": 3},
     ),
     "max pools of ties": Case(
         lambda x: F.max_pool2d(x, 2, return_indices=True),

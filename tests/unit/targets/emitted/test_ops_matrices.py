@@ -79,12 +79,7 @@ CASES = {
         rtol=1e-4,
         atol=1e-4,
     ),
-    "attention": Case(
-        lambda a: ((a @ a.mT) / 4 + HIDDEN).softmax(-1) @ a,
-        (A,),
-        True,
-        atol=1e-4,
-    ),
+    "attention": Case(lambda a: ((a @ a.mT) / 4 + HIDDEN).softmax(-1) @ a, (A,), True, atol=1e-4),
     "of our kernel": Case(
         lambda a, b, x: (
             a.repeat(1, 1, 3)[0] @ b.repeat(1, 3, 2)[0],

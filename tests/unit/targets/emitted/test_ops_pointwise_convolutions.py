@@ -21,10 +21,7 @@ CASES = {
     "images": Case(lambda x, w: conv2d(x, w), (IMAGES, WEIGHT), **CLOSE),
     "a bias": Case(lambda x, w, b: conv2d(x, w, b).relu(), (IMAGES, WEIGHT, BIAS), **CLOSE),
     "one sample": Case(
-        lambda x, w, b: conv2d(x[:1], w, b),
-        (IMAGES, WEIGHT, BIAS),
-        same_for_threads=True,
-        **CLOSE,
+        lambda x, w, b: conv2d(x[:1], w, b), (IMAGES, WEIGHT, BIAS), same_for_threads=True, **CLOSE
     ),
     "a stride": Case(
         lambda x, w, b: (
@@ -47,9 +44,7 @@ CASES = {
         lambda x, w, b: conv1d(x, w[..., 0], b), (numbers(4, 24, 50), WEIGHT, BIAS), **CLOSE
     ),
     "three dimensions": Case(
-        lambda x, w, b: conv3d(x, w[..., None], b),
-        (numbers(2, 24, 3, 4, 5), WEIGHT, BIAS),
-        **CLOSE,
+        lambda x, w, b: conv3d(x, w[..., None], b), (numbers(2, 24, 3, 4, 5), WEIGHT, BIAS), **CLOSE
     ),
     "few pixels, many weights": Case(
         lambda x, w, b: (
