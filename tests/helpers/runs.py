@@ -23,68 +23,23 @@ from abele.trace.module_state import ModuleState
 
 Batch = Sequence[torch.Tensor]
 
+_ADAM = {"lr": 0.01, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
+_RMSPROP = {"lr": 0.01, "alpha": 0.9, "eps": 1e-8, "weight_decay": 0.0, "momentum": 0.0}
+_ADAGRAD = {"lr": 0.05, "lr_decay": 0.0, "eps": 1e-10, "weight_decay": 0.0}
+_RPROP_STEPS = {"step_size_min": 1e-6, "step_size_max": 50.0}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "sgd": {"lr": 0.05, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False},
-    "rmsprop": {
-        "lr": 0.01,
-        "alpha": 0.9,
-        "eps": 1e-8,
-        "weight_decay": 0.0,
-        "momentum": 0.0,
-        "centered": False,
-        "tf_variant": False,
-    },
-    "adam": {
-        "lr": 0.001,
-        "beta1": 0.9,
-        "beta2": 0.999,
-        "eps": 1e-8,
-        "weight_decay": 0.0,
-        "decoupled": False,
-    },
-    "lamb": {
-        "lr": 0.01,
-        "beta1": 0.9,
-        "beta2": 0.999,
-        "eps": 1e-6,
-        "weight_decay": 0.01,
-        "bias_correction": True,
-        "max_weight_norm": 10.0,
-    },
+    "rmsprop": _RMSPROP | {"centered": False, "tf_variant": False},
+    "adam": _ADAM | {"lr": 0.001, "decoupled": False},
+    "lamb": _ADAM
+    | {"eps": 1e-6, "weight_decay": 0.01, "bias_correction": True, "max_weight_norm": 10.0},
     "adadelta": {"lr": 1.0, "rho": 0.9, "eps": 1e-6, "weight_decay": 0.0},
-    "adagrad": {
-        "lr": 0.05,
-        "lr_decay": 0.0,
-        "eps": 1e-10,
-        "weight_decay": 0.0,
-        "initial_accumulator_value": 0.0,
-    },
-    "adamax": {"lr": 0.01, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0},
-    "nadam": {
-        "lr": 0.01,
-        "beta1": 0.9,
-        "beta2": 0.999,
-        "eps": 1e-8,
-        "weight_decay": 0.0,
-        "momentum_decay": 4e-3,
-        "decoupled": False,
-    },
-    "radam": {
-        "lr": 0.01,
-        "beta1": 0.9,
-        "beta2": 0.999,
-        "eps": 1e-8,
-        "weight_decay": 0.0,
-        "decoupled": False,
-    },
+    "adagrad": _ADAGRAD | {"initial_accumulator_value": 0.0},
+    "adamax": _ADAM,
+    "nadam": _ADAM | {"momentum_decay": 4e-3, "decoupled": False},
+    "radam": _ADAM | {"decoupled": False},
     "asgd": {"lr": 0.05, "lambd": 1e-4, "alpha": 0.75, "t0": 1e6, "weight_decay": 0.0},
-    "rprop": {
-        "lr": 0.01,
-        "etaminus": 0.5,
-        "etaplus": 1.2,
-        "step_size_min": 1e-6,
-        "step_size_max": 50.0,
-    },
+    "rprop": {"lr": 0.01, "etaminus": 0.5, "etaplus": 1.2} | _RPROP_STEPS,
 }
 
 
