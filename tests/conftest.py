@@ -20,7 +20,7 @@ from abele import ExecutableCache, get_target, processor
 from abele.compile import estimates, start, verdict
 from abele.runtime.proving import TakeOver
 from abele.targets import ENVIRONMENT, NAMES, Target, candidates
-from helpers import compiler_cache, properties
+from helpers import compiler_cache, properties, warm_python
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -94,6 +94,8 @@ def pytest_configure(config: pytest.Config) -> None:
     verdict.cache_folder = functools.partial(Path, folder)  # type: ignore[reportAttributeAccessIssue]
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     _keep_compiled_code(config)
+    if config.getoption("numprocesses", None):  # one server for the programs of all workers
+        os.environ[warm_python.SHARED] = warm_python.python()
 
 
 def _seed_only_what_is_here() -> None:

@@ -14,6 +14,7 @@ from cosmictagger.config.composing import GROUPS, PRESETS
 from cosmictagger.config.keys import DATA, MODES, LearningRates, Optimizer, Run, Torch
 from cosmictagger.errors import ConfigError
 from helpers.cosmic_small import record
+from helpers.warm_python import python
 
 
 def test_help_teaches(capsys):
@@ -168,7 +169,7 @@ def test_where_programs_are_kept(run, monkeypatch, capsys):
 
 
 def test_a_reader_that_has_seen_enough_is_no_error():
-    command = [sys.executable, "-m", "cosmictagger", "--help"]
+    command = [python(), "-m", "cosmictagger", "--help"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

@@ -3,10 +3,10 @@
 Loading torch takes seconds of processor time, most programs of the tests less than one. `python()`
 names a command that is called like `sys.executable`; `spawning()` has `multiprocessing` call it,
 too. It passes its open files, folder, arguments and environment to a server, which forks a program
-for them; then it ends as the program ends, and ends it if it is killed itself. The engine is loaded
-before the fork, which a program does not notice: its modules read nothing of the process.
-Front-ends do, so each program loads them itself. A program has one thread of torch's unless
-OMP_NUM_THREADS says otherwise.
+for them; then it ends as the program ends, and ends it if it is killed itself. The server loads
+torch and the engine for its first program. Programs do not notice that the engine is loaded: its
+modules read nothing of the process. Front-ends do, so each program loads them itself. A program has
+one thread of torch's unless OMP_NUM_THREADS says otherwise.
 
 Not for tests of the start of Python itself: of options besides -B, -W, -c and -m, of
 `PYTHONHASHSEED`, or of what an import loads. The process that the caller sees has another number
@@ -39,6 +39,8 @@ from collections.abc import Iterator
 
 # What importing poptorch loads from elsewhere.
 PRELOADED = ("numpy", "torch", "torch.onnx", "torch._dynamo", "filelock")
+# Names the command of a server that this process did not start, but may use.
+SHARED = "ABELE_TESTS_PYTHON"
 SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "src")
 MOST_FILES = 64
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -49,6 +51,8 @@ def python() -> str:
     """The command; its server starts with the first call and ends with this process."""
     if not hasattr(os, "pidfd_open"):
         return sys.executable
+    if os.path.exists(os.environ.get(SHARED, "")):
+        return os.environ[SHARED]
     folder = tempfile.mkdtemp(prefix="abele-tests-python-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     address, path = os.path.join(folder, "socket"), os.path.join(folder, "python")
@@ -137,6 +141,8 @@ def _inherited() -> list[int]:
 
 def _serve(listener: socket.socket) -> list[str]:
     """The server: returns in the forked programs only, with their arguments."""
+    if listener not in select.select([listener, 0], [], [])[0]:
+        os._exit(0)  # nobody has asked for a program
     for name in PRELOADED:
         importlib.import_module(name)
     _load_engine()

@@ -106,30 +106,32 @@ class Net(torch.nn.Module):
         for each in self.children():
             x = each(x)
         return x, poptorch.identity_loss(x.sum(), "none")
-options = poptorch.Options().showCompilationProgressBar(False).enableProfiling(sys.argv[1])
-options.modelName(sys.argv[2])
-model = Net()
-trainer = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
-trainer(torch.ones(1, 3))
+for name in sys.argv[2:]:
+    options = poptorch.Options().showCompilationProgressBar(False).enableProfiling(sys.argv[1])
+    options.modelName(name)
+    model = Net()
+    trainer = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
+    trainer(torch.ones(1, 3))
 raise RuntimeError("\\u0441\\u043b\\u043e\\u0439 caf\\udce9")
 """
 
 
-@pytest.mark.parametrize("name", ["net", "caf\u00e9"])
-def test_names_and_messages_of_any_script_are_written_in_any_locale(name, tmp_path):
+def test_names_and_messages_of_any_script_are_written_in_any_locale(tmp_path):
     script = tmp_path / "program.py"
     script.write_text(_IN_OTHER_SCRIPTS, encoding="utf-8")
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     variables = {**os.environ, **ascii_only, "ABELE_TARGET": "reference"}
-    command = [sys.executable, script, tmp_path / "profile", name]
+    names = "net", "caf\u00e9"
+    command = [sys.executable, script, tmp_path / "profile", *names]
     done = subprocess.run(command, env=variables, capture_output=True, check=False)
     assert b"RuntimeError: \\u0441\\u043b\\u043e\\u0439 caf\\udce9" in done.stderr
     assert b"Warning" not in done.stderr, done.stderr
-    folder = tmp_path / "profile" / name
-    page = (folder / "report.html").read_text(encoding="utf-8")
+    page = (tmp_path / "profile" / names[-1] / "report.html").read_text(encoding="utf-8")
     assert "\u0441\u043b\u043e\u0439 caf\\udce9" in page
-    modules = {each["module"] for each in reported(folder.parent, name)["programs"][0]["operators"]}
-    assert {"\u0441\u043b\u043e\u0439", "caf\udce9"} <= modules
+    for name in names:
+        (program, *_) = reported(tmp_path / "profile", name)["programs"]
+        modules = {each["module"] for each in program["operators"]}
+        assert {"\u0441\u043b\u043e\u0439", "caf\udce9"} <= modules
 
 
 def test_a_folder_that_cannot_be_made_is_one_warning(tmp_path):

@@ -115,7 +115,7 @@ def test_after_an_interrupt_before_any_line_of_next_all_is_read_anew(opened):
             next(iterator)
             _, broken = interrupted(iterator.__next__, at)
             assert numbers(source) == list(range(SIZE))
-            at += 3
+            at += 5
         assert at > 20
 
 
