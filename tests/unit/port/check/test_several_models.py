@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from abele.port import engine, files
 from abele.port.check import Comparison, check
 from abele.port.check.process import Recorded
 from abele.port.check.side_by_side import Pairing, pairs
@@ -19,11 +20,10 @@ SCRIPTS = Path(__file__).parent / "scripts"
 
 @pytest.fixture
 def both(tmp_path):
-    """A script with two models, and its port by hand."""
-    ported = tmp_path / "ported" / "two_models.py"
-    ported.parent.mkdir()
-    ported.write_text((SCRIPTS / "two_models_port.py").read_text())
-    return SCRIPTS / "two_models.py", ported
+    """A script with two models, and its port."""
+    script, folder = SCRIPTS / "two_models.py", tmp_path / "ported"
+    files.write(engine.port(files.read(script)), script, folder)
+    return script, folder / script.name
 
 
 def test_each_model_is_compared_and_named(both):
