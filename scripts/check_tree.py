@@ -18,7 +18,7 @@ UNCLEAR = re.compile(
 # Lines of Python and C++ per folder, in hundreds. They only go down: a commit that raises one says
 # which published program, test of the original or row of a benchmark needs it.
 BUDGETS = {
-    "src": 1036,
+    "src": 1037,
     "src/abele/_torch": 15,
     "src/abele/arena": 12,
     "src/abele/capture": 35,
@@ -33,7 +33,7 @@ BUDGETS = {
     "src/abele/port": 80,
     "src/abele/program": 16,
     "src/abele/report": 48,
-    "src/abele/runtime": 31,
+    "src/abele/runtime": 33,
     "src/abele/stage": 11,
     "src/abele/step": 15,
     "src/abele/storage": 12,
@@ -46,9 +46,9 @@ BUDGETS = {
     "src/popdist": 31,
     "src/poptorch": 170,
     "src/sambaflow": 33,
-    "tests": 812,
+    "tests": 813,
     "tests/unit/port": 55,
-    "benchmarks": 77,
+    "benchmarks": 78,
 }
 
 

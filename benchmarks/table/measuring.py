@@ -41,6 +41,7 @@ class Peer:
         device: where it computes.
         user: names a folder for its executables; then it starts as it does for users, and does not
             wait for compiled code, of which windows are.
+        root: the checkout whose code runs.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Peer:
         device: str = "cpu",
         *,
         user: str = "",
+        root: Path = ROOT,
     ):
         self._log, self._bar = folder / f"{row.name}-{way}.log", bar
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.table.serving"]
@@ -74,7 +76,7 @@ class Peer:
         with open(self._log, "w", encoding="utf-8") as log:
             self._process = subprocess.Popen(
                 command,
-                cwd=ROOT,
+                cwd=root,
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

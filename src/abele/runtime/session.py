@@ -17,6 +17,7 @@ import torch
 from abele.collectives.torch_group import Collective
 from abele.compile.executable import Executable
 from abele.program import Program, Role
+from abele.runtime.busy_cores import cores
 from abele.runtime.device_state import DeviceState
 from abele.runtime.micro_steps import Alone, Plan, Returned, Step, Update, sequential
 from abele.runtime.observers import CallRecord, Hooks, Observer, hooks_of
@@ -189,6 +190,8 @@ class Session(DeviceState):
         Raises:
             Exception: as from ``step``, or what ``deliver`` or an observer raised.
         """
+        if began_ns > cores.due_ns:
+            cores.look(began_ns)
         following_ns = 0 if self._change is None else self._follow(self._change, batch)
         self.marks = []
         if self._hooks is not None:

@@ -1,0 +1,108 @@
+"""What do steps cost beside other busy processes, and beside none, in two checkouts?
+
+    python benchmarks/busy_cores.py --than CHECKOUT [--rows lstm,mlp] [--busy 0,1,4] [--record]
+
+Each row of the table runs here and in the other checkout, in turns, beside so many processes that
+do nothing but compute. ``--compile`` only fills the cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[0:1] = [str(ROOT), str(ROOT / "src")]  # not this folder, which has a cosmictagger.py
+
+import torch  # noqa: E402 - after the paths above
+from benchmarks import harness  # noqa: E402
+from benchmarks.table import rows as table  # noqa: E402
+from benchmarks.table.measuring import Peer, PeerFailed  # noqa: E402
+from tqdm import tqdm  # noqa: E402
+
+LIMIT_S = 900.0
+HERE = "here"
+BUSY = "while True: pass"
+
+
+def main() -> int:
+    """Measure and print; with --record also keeps the result."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    harness.add_arguments(parser)
+    parser.add_argument("--than", type=Path, required=True, help="another checkout")
+    parser.add_argument("--rows", default=",".join(table.ROWS), help="with commas between")
+    parser.add_argument("--busy", default="0,1,4", help="numbers of processes (default 0,1,4)")
+    parser.add_argument("--window", type=float, default=0.3, help="seconds (default 0.3)")
+    parser.add_argument("--cache", type=Path, help="folder of compiled code (default: none kept)")
+    parser.add_argument("--compile", action="store_true", help="compile, measure nothing")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    result: dict[str, Any] = {"environment": harness.environment(), "rows": {}}
+    with tempfile.TemporaryDirectory() as name:
+        folder = options.cache or Path(name)
+        for row in options.rows.split(","):
+            try:
+                result["rows"][row] = measured(table.ROWS[row], folder, options)
+            except PeerFailed as error:
+                print(f"{row}: {error}", flush=True)
+    if options.record:
+        print(f"kept as {harness.write_record('busy-cores', result)}")
+    return 0
+
+
+def measured(row: table.Row, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Rates of a row in each checkout, by the number of busy processes."""
+    result = {}
+    with contextlib.ExitStack() as stack:
+        peers = {}
+        for name, root in {HERE: ROOT, "other": options.than.absolute()}.items():
+            peers[name] = stack.enter_context(_peer(row, folder / name, root, options.threads))
+            peers[name].ask("start", LIMIT_S)
+        if options.compile:
+            return {}
+        for peer in peers.values():
+            peer.ask(f"calibrate {options.window}", LIMIT_S)
+        for busy in options.busy.split(","):
+            with _busy(int(busy)):
+                result[busy] = _windows(peers, options.windows)
+            ratio = result[busy][HERE]["median"] / result[busy]["other"]["median"]
+            rates = ", ".join(f"{name} {it['median']:.2f}" for name, it in result[busy].items())
+            print(f"{row.name:22s} beside {busy}: {rates} steps/s, {ratio:.3f}", flush=True)
+    return result
+
+
+def _peer(row: table.Row, folder: Path, root: Path, threads: int) -> Peer:
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ["XDG_CACHE_HOME"] = str(folder)
+    os.environ["PYTHONPATH"] = str(root / "src")
+    return Peer(row, table.ABELE, threads, folder, tqdm(disable=True), root=root)
+
+
+@contextlib.contextmanager
+def _busy(count: int) -> Iterator[None]:
+    others = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def _windows(peers: dict[str, Peer], windows: int) -> dict[str, dict[str, Any]]:
+    rates: dict[str, list[float]] = {name: [] for name in peers}
+    for _ in range(windows):
+        for name, peer in peers.items():
+            rates[name].append(peer.ask("window", LIMIT_S)["step_per_s"])
+    return {name: harness.summary(each, 0) for name, each in rates.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
