@@ -47,6 +47,7 @@ with versions.imported():
         recomputed_within,
         with_outer_onednn,
         without_onednn,
+        without_tf32,
     )
     from abele._torch.graphs import (
         Interception,
@@ -81,6 +82,7 @@ __all__ = [
     "view_of",
     "with_outer_onednn",
     "without_onednn",
+    "without_tf32",
 ]
 
 #: Held while anything is traced or compiled: the tracer and the settings below are global.

@@ -148,6 +148,23 @@ def _onednn(*, enabled: bool) -> Generator[None]:
         torch._C._set_mkldnn_enabled(before)
 
 
+@contextlib.contextmanager
+def without_tf32() -> Generator[None]:
+    """Let cuDNN compute in float32 where it would use TF32, whose ten bits hide errors.
+
+    The public ``torch.backends.cudnn.allow_tf32`` refuses once ``torch.testing`` froze the flags.
+    """
+    cudnn: Any = torch.backends.cudnn
+    used = cudnn.conv.fp32_precision == cudnn.rnn.fp32_precision == "tf32"
+    try:
+        if used:
+            torch._C._set_cudnn_allow_tf32(False)
+        yield
+    finally:
+        if used:
+            torch._C._set_cudnn_allow_tf32(True)
+
+
 _modules: Any = importlib.import_module("torch.nn.modules.module")
 _optimizers: Any = importlib.import_module("torch.optim.optimizer")
 

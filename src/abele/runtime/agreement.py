@@ -19,16 +19,16 @@ That compiled programs take longer is found the same way.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from abele import _torch
 from abele.compile import verdict
 from abele.compile.executable import Executable
 from abele.ops.silence import silenced
@@ -268,7 +268,7 @@ class Trial:
         try:
             programs = sorted(executable.programs, key=lambda each: each.name == "apply")
             copies = copies or _Copies(vary=self._vary)
-            with silenced(), without_tf32():
+            with silenced(), _torch.without_tf32():
                 return self._values_and_time(programs, call or compiled, copies, clock)
         finally:
             self._generators.set_rng_state(outside)
@@ -313,23 +313,6 @@ class Trial:
                 program.inputs, self._state.arguments(program, 0), strict=True
             )
         ]
-
-
-@contextlib.contextmanager
-def without_tf32() -> Generator[None]:
-    """Let cuDNN compute in float32 where it would use TF32, whose ten bits hide errors.
-
-    With TF32, results of a network with a hundred batch norms differed by 19 % of their norm.
-    """
-    cudnn: Any = torch.backends.cudnn
-    used = cudnn.conv.fp32_precision == cudnn.rnn.fp32_precision == "tf32"
-    try:
-        if used:
-            cudnn.allow_tf32 = False
-        yield
-    finally:
-        if used:
-            cudnn.allow_tf32 = True
 
 
 class _Copies:

@@ -383,6 +383,17 @@ def test_operators_are_of_the_class_we_ask_for():
     assert isinstance(torch.ops.aten.relu.default, _torch.OpOverload)
 
 
+def test_cudnn_computes_without_tf32_also_where_flags_are_frozen(monkeypatch):
+    cudnn = torch.backends.cudnn
+    flags = torch.backends.flags_frozen.__globals__
+    monkeypatch.setitem(flags, "__allow_nonbracketed_mutation_flag", False)
+    with pytest.raises(RuntimeError, match="not allowed to set"):
+        cudnn.allow_tf32 = False
+    with _torch.without_tf32():
+        assert (cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision) == ("none", "none")
+    assert (cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision) == ("tf32", "tf32")
+
+
 def test_onednn_is_left_alone_afterwards():
     before = torch.backends.mkldnn.enabled
     with _torch.without_onednn():
