@@ -1,4 +1,4 @@
-"""Keeps steps fast on cores that other processes use, too: waiting threads sleep there.
+"""Keeps steps fast on cores that other processes use too: waiting threads sleep there.
 
 Threads of GNU's OpenMP library, torch's and those of compiled programs, spin for milliseconds at
 each barrier before they sleep. Beside another process they spin on the core that the thread they
@@ -8,26 +8,25 @@ alone while a process has more of its threads than cores, so busy cores get thre
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from abele import processor
 
-_INTERVAL_NS = 500_000_000  # the system counts in hundredths of a second
-_SLACK = 0.2  # cores that may be used twice
-_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+_INTERVAL_NS = 500_000_000
+# Seconds that threads waited for a core in a second, from which on they sleep and spin again.
+_BUSY, _IDLE = 0.15, 0.05
 _CORES = processor.cores()  # as OpenMP counts them, when it is loaded
-_COUNTS = Path("/proc/stat")
+_TASKS = Path("/proc/self/task")
+_NEVER = 1 << 62
 
 
 class BusyCores:
-    """A watch of the cores that this process may use, and the sleeping threads while they are busy.
+    """A watch on how long this process waits for cores, and sleeping threads while it does.
 
     Attributes:
         due_ns: when ``look`` should be called next, on the clock of ``time.perf_counter_ns``.
@@ -35,7 +34,7 @@ class BusyCores:
 
     def __init__(self) -> None:
         self.due_ns = 0
-        self._before: tuple[float, float, float] | None = None
+        self._before: tuple[int, int] | None = None
         self._release: Callable[[], None] | None = None
 
     @property
@@ -44,47 +43,33 @@ class BusyCores:
         return self._release is not None
 
     def look(self, now_ns: int) -> None:
-        """Let threads spin or sleep, by what other processes used since the last look."""
+        """Let threads spin or sleep, by how long they waited for cores since the last look."""
         self.due_ns = now_ns + _INTERVAL_NS
-        try:
-            cores, used = _used()
-        except (OSError, ValueError):  # not Linux: OpenMP is another one there, too
-            self.due_ns = 1 << 62
+        waited = _waited_ns()
+        if waited is None:  # not Linux: OpenMP is another one there, too
+            self.due_ns = _NEVER
             return
-        now = time.monotonic(), used, time.process_time()
-        before, self._before = self._before, now
+        before, self._before = self._before, (now_ns, waited)
         if before is None:
             return
-        seconds, total, own = (new - old for new, old in zip(now, before, strict=True))
-        others = (total - own) / seconds
-        threads = torch.get_num_threads()
-        busy = threads > 1 and others + min(threads, cores) > cores + _SLACK
-        if busy and self._release is None:
+        share = (waited - before[1]) / (now_ns - before[0])
+        if self._release is None and share > _BUSY:
             self._release = _sleeping_threads()
-            if self._release is None:
-                self.due_ns = 1 << 62
-        elif not busy and self._release is not None:
+            self.due_ns = _NEVER if self._release is None else self.due_ns
+        elif self._release is not None and share < _IDLE:
             self._release()
             self._release = None
 
 
-def _used() -> tuple[int, float]:
-    """Return the number of cores of this process, and the seconds that they have worked.
-
-    Raises:
-        OSError: the system does not count them, or ValueError.
-    """
-    cores = {f"cpu{each}" for each in os.sched_getaffinity(0)} if _COUNTS.is_file() else set[str]()
-    ticks = found = 0
-    for line in _COUNTS.read_text(encoding="ascii").splitlines():
-        name, *counts = line.split()
-        if not name.startswith("cpu"):
-            break
-        if name in cores:
-            user, nice, system, _, _, irq, soft = map(int, counts[:7])
-            ticks += user + nice + system + irq + soft
-            found += 1
-    return found, ticks / _TICKS
+def _waited_ns() -> int | None:
+    """Return how long threads of this process had work and no core; None if it is unknown."""
+    waited = None
+    with contextlib.suppress(OSError):
+        for task in _TASKS.iterdir():
+            with contextlib.suppress(OSError, ValueError, IndexError):  # it may have ended
+                own = int((task / "schedstat").read_text(encoding="ascii").split()[1])
+                waited = (waited or 0) + own
+    return waited
 
 
 def _sleeping_threads() -> Callable[[], None] | None:

@@ -12,59 +12,50 @@ import poptorch
 from abele.runtime import busy_cores
 from abele.runtime.busy_cores import BusyCores
 
-STAT = """\
-cpu  1000 0 500 9000 10 5 5 77 0 0
-cpu0 100 20 50 4000 5 2 3 7 9 9
-cpu1 900 0 450 5000 5 3 2 70 9 9
-intr 12345 6 7
-"""
+SECOND = 1_000_000_000
 
 
-def watch(monkeypatch, *, cores, threads, others):
-    """A watch that has looked twice within a second, in which other processes used some cores."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(busy_cores, "_sleeping_threads", lambda: watched.clear)
-    watched, made = set(), BusyCores()
-    for now, used in (10.0, 100.0), (11.0, 101.5 + others):  # 1.5 are of this process
-        monkeypatch.setattr(time, "monotonic", lambda now=now: now)
-        monkeypatch.setattr(time, "process_time", lambda now=now: 1.5 * now)
-        monkeypatch.setattr(busy_cores, "_used", lambda used=used: (cores, used))
-        made.look(0)
-    return made
+@pytest.fixture
+def watch(monkeypatch):
+    """A function that looks a second later, in which threads waited for cores so long."""
+    released = []
+    monkeypatch.setattr(busy_cores, "_sleeping_threads", lambda: lambda: released.append(True))
+    made, total = BusyCores(), [5 * SECOND, 7 * SECOND]
+
+    def look(seconds):
+        total[0] += SECOND
+        total[1] += int(seconds * SECOND)
+        monkeypatch.setattr(busy_cores, "_waited_ns", lambda: total[1])
+        made.look(total[0])
+        assert made.due_ns == total[0] + SECOND // 2
+        return made.sleeps, len(released)
+
+    look(0)
+    return look
 
 
-@pytest.mark.parametrize(
-    ("cores", "threads", "others", "sleeps"),
-    [
-        *((2, 2, 0.1, False), (2, 2, 0.3, True), (2, 1, 2.0, False)),
-        *((16, 2, 13.9, False), (16, 2, 14.4, True), (2, 4, 0.1, False), (2, 4, 0.5, True)),
-    ],
-)
-def test_threads_sleep_where_cores_are_used_twice(monkeypatch, cores, threads, others, sleeps):
-    assert watch(monkeypatch, cores=cores, threads=threads, others=others).sleeps is sleeps
+def test_threads_sleep_from_when_they_wait_for_cores_until_they_do_not(watch):
+    assert watch(0.1) == (False, 0)
+    assert watch(0.3) == (True, 0)
+    assert watch(0.1) == (True, 0)
+    assert watch(0.01) == (False, 1)
+    assert watch(0.1) == (False, 1)
 
 
-def test_threads_spin_again_once_cores_are_idle(monkeypatch):
-    watched = watch(monkeypatch, cores=2, threads=2, others=1.0)
-    assert watched.sleeps
-    monkeypatch.setattr(time, "monotonic", lambda: 12.0)
-    watched.look(0)  # nobody has worked
-    assert not watched.sleeps
-
-
-def test_without_counts_of_cores_there_is_no_further_look(monkeypatch, tmp_path):
-    monkeypatch.setattr(busy_cores, "_COUNTS", tmp_path / "stat")
+def test_without_the_systems_times_there_is_no_further_look(monkeypatch, tmp_path):
+    monkeypatch.setattr(busy_cores, "_TASKS", tmp_path / "task")
     watched = BusyCores()
     watched.look(7)
     assert watched.due_ns > 1 << 60
 
 
-@pytest.mark.parametrize(("own", "cores", "ticks"), [({0}, 1, 175), ({0, 1}, 2, 175 + 1355)])
-def test_cores_of_others_do_not_count(monkeypatch, tmp_path, own, cores, ticks):
-    (tmp_path / "stat").write_text(STAT)
-    monkeypatch.setattr(busy_cores, "_COUNTS", tmp_path / "stat")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: own)
-    assert busy_cores._used() == (cores, ticks / busy_cores._TICKS)
+def test_times_of_all_threads_count_and_one_may_end_meanwhile(monkeypatch, tmp_path):
+    monkeypatch.setattr(busy_cores, "_TASKS", tmp_path)
+    for name, text in {"1": "9 40 3", "2": "8 2 1", "3": ""}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "schedstat").write_text(text)
+    (tmp_path / "4").mkdir()
+    assert busy_cores._waited_ns() == 42
 
 
 def threads_of_process():
