@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from abele import processor
 
 _INTERVAL_NS = 500_000_000
@@ -53,7 +55,7 @@ class BusyCores:
         if before is None:
             return
         share = (waited - before[1]) / (now_ns - before[0])
-        if self._release is None and share > _BUSY:
+        if self._release is None and share > _BUSY and torch.get_num_threads() > 1:
             self._release = _sleeping_threads()
             self.due_ns = _NEVER if self._release is None else self.due_ns
         elif self._release is not None and share < _IDLE:

@@ -20,6 +20,7 @@ def watch(monkeypatch):
     """A function that looks a second later, in which threads waited for cores so long."""
     released = []
     monkeypatch.setattr(busy_cores, "_sleeping_threads", lambda: lambda: released.append(True))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     made, total = BusyCores(), [5 * SECOND, 7 * SECOND]
 
     def look(seconds):
@@ -40,6 +41,11 @@ def test_threads_sleep_from_when_they_wait_for_cores_until_they_do_not(watch):
     assert watch(0.1) == (True, 0)
     assert watch(0.01) == (False, 1)
     assert watch(0.1) == (False, 1)
+
+
+def test_a_single_thread_waits_for_no_other(watch, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert watch(0.9) == (False, 0)
 
 
 def test_without_the_systems_times_there_is_no_further_look(monkeypatch, tmp_path):
