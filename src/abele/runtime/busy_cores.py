@@ -38,6 +38,7 @@ class BusyCores:
         self.due_ns = 0
         self._before: tuple[int, int] | None = None
         self._release: Callable[[], None] | None = None
+        self._looking = threading.Lock()
 
     @property
     def sleeps(self) -> bool:
@@ -47,6 +48,13 @@ class BusyCores:
     def look(self, now_ns: int) -> None:
         """Let threads spin or sleep, by how long they waited for cores since the last look."""
         self.due_ns = now_ns + _INTERVAL_NS
+        if self._looking.acquire(blocking=False):  # else another thread looks
+            try:
+                self._look(now_ns)
+            finally:
+                self._looking.release()
+
+    def _look(self, now_ns: int) -> None:
         waited = _waited_ns()
         if waited is None:  # not Linux: OpenMP is another one there, too
             self.due_ns = _NEVER

@@ -48,6 +48,20 @@ def test_a_single_thread_waits_for_no_other(watch, monkeypatch):
     assert watch(0.9) == (False, 0)
 
 
+def test_one_thread_looks_at_a_time(monkeypatch):
+    looks, made = [], BusyCores()
+
+    def waited():
+        looks.append(1)
+        made.look(2)  # as another thread would
+        return 0
+
+    monkeypatch.setattr(busy_cores, "_waited_ns", waited)
+    made.look(1)
+    made.look(3)
+    assert len(looks) == 2
+
+
 def test_without_the_systems_times_there_is_no_further_look(monkeypatch, tmp_path):
     monkeypatch.setattr(busy_cores, "_TASKS", tmp_path / "task")
     watched = BusyCores()
