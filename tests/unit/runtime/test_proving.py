@@ -361,7 +361,7 @@ def test_comparisons_compute_in_float32_where_torch_lets_cudnn_use_less():
     assert (cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision) == ("tf32", "tf32")
 
 
-def test_comparisons_leave_a_precision_of_the_user_alone(monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    assert precisions_seen() == [("none", "none")]
-    assert not torch.backends.cudnn.allow_tf32
+def test_comparisons_leave_a_precision_of_the_user_alone():
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        assert precisions_seen() == [("none", "none")]
+        assert not torch.backends.cudnn.allow_tf32
