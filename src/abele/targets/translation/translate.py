@@ -55,6 +55,7 @@ class Translator:
         graph: of the program.
         places: views of its nodes' values.
         operations: in the order of the graph.
+        writers: the last operation that writes each buffer.
         inputs: views of the program's arguments.
         constants: names of the graph's constant tensors, by buffer index.
         outputs: views of its results.
@@ -67,6 +68,7 @@ class Translator:
         self._handlers, self._types, self.graph = handlers, types, program.graph
         self.places: dict[torch.fx.Node, Any] = {}
         self.operations: list[Operation] = []
+        self.writers: dict[Buffer, Operation] = {}
         self.constants: list[str] = []
         self.subnormals = False
         self._made = 0
@@ -136,6 +138,7 @@ class Translator:
         """Append an operation to the translated program."""
         operation.position, operation.part_of = len(self.operations), self._node
         self.operations.append(operation)
+        self.writers.update((place.buffer, operation) for place in operation.writes)
 
     def pointwise(self, operands: Any, expression: Any, result: Place) -> None:
         """Append an elementwise expression of tensors and numbers, in the result's dtype."""

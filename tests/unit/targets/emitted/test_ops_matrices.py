@@ -66,6 +66,16 @@ CASES = {
         (A, B),
         same_for_threads=False,
     ),
+    "large doubles, of halves too": Case(
+        lambda x: (
+            x[0].double() @ x[1].double(),
+            x.double() @ x.double().mT,
+            x[0].half().double() @ x[1].bfloat16().double(),
+            x.bfloat16().double() @ x.half().double(),
+        ),
+        (LARGE,),
+        same_for_threads=False,
+    ),
     "vectors": Case(
         lambda a, b: (
             a[0] @ b[0, :, 1],

@@ -10,6 +10,7 @@ import torch
 from abele.targets.cpu.emitted.calls.sixteen_bits import RoundingCall
 from abele.targets.translation.operations import Call
 from abele.targets.translation.places import Place
+from abele.targets.translation.pointwise import HALF
 
 # Below, the library's kernels for such matrices are faster.
 _LEAST_ROWS = _LEAST_COLUMNS = 8
@@ -130,8 +131,7 @@ def is_ours(dtype: torch.dtype, rows: int, columns: int, inner: int) -> bool:
 
 def has_narrow_factor(*factors: Place) -> bool:
     """Return whether a factor has 16 bits and is too large for a float32 copy."""
-    narrow = (each.size for each in factors if each.dtype is not torch.float32)
-    return max(narrow, default=0) >= _LEAST_NARROW
+    return max((each.size for each in factors if each.dtype in HALF), default=0) >= _LEAST_NARROW
 
 
 def product(

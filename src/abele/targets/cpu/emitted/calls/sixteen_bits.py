@@ -48,16 +48,15 @@ def in_16_bits(translator: Any, place: Place) -> Place:
         translator: of the program.
         place: an operand of a call that converts what it reads.
     """
-    for operation in reversed(translator.operations):
-        if operation.writes[:1] and operation.writes[0].buffer is place.buffer:
-            if not _is_cast(operation) or operation.reads[0].dtype not in HALF:
-                return place
-            source, copy = operation.reads[0], operation.writes[0]
-            if source.shape != copy.shape or not source.stride_is(copy.stride) or copy.offset:
-                return place
-            offset = source.offset + place.offset
-            return Place(source.buffer, place.shape, place.stride, offset)
-    return place
+    cast = translator.writers.get(place.buffer)
+    if place.dtype is not torch.float32 or cast is None or not _is_cast(cast):
+        return place
+    if cast.reads[0].dtype not in HALF:
+        return place
+    source, copy = cast.reads[0], cast.writes[0]
+    if source.shape != copy.shape or not source.stride_is(copy.stride) or copy.offset:
+        return place
+    return Place(source.buffer, place.shape, place.stride, source.offset + place.offset)
 
 
 def rounded_by_calls(
