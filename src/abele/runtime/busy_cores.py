@@ -40,11 +40,6 @@ class BusyCores:
         self._release: Callable[[], None] | None = None
         self._looking = threading.Lock()
 
-    @property
-    def sleeps(self) -> bool:
-        """True while waiting threads sleep."""
-        return self._release is not None
-
     def look(self, now_ns: int) -> None:
         """Let threads spin or sleep, by how long they waited for cores since the last look."""
         self.due_ns = now_ns + _INTERVAL_NS
