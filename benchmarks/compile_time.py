@@ -32,8 +32,8 @@ STAGES = {  # function to time -> stage; inner ones are taken off outer ones
     "poptorch._wrapper.capture.capture": "trace",
     "abele.trace.tracer.pure": "purify",
     "abele.passes.run": "passes",
-    "abele.compile.keys.key_parts": "key",
-    "abele.compile.build._compile": "lowering",
+    "abele.compilation.keys.key_parts": "key",
+    "abele.compilation.build._compile": "lowering",
 }
 
 

@@ -47,7 +47,7 @@ from benchmarks.models import (  # noqa: E402
 import poptorch  # noqa: E402 - after the path above, so that a checkout needs no installation
 from abele import fit  # noqa: E402
 from abele.arena import running  # noqa: E402
-from abele.compile import build  # noqa: E402
+from abele.compilation import build  # noqa: E402
 from abele.fit.run import PACKED, SCRATCH  # noqa: E402
 from abele.program import Program  # noqa: E402
 from abele.targets import get_target  # noqa: E402

@@ -23,7 +23,7 @@ BUDGETS = {
     "src/abele/arena": 12,
     "src/abele/capture": 35,
     "src/abele/collectives": 13,
-    "src/abele/compile": 33,
+    "src/abele/compilation": 33,
     "src/abele/differences": 12,
     "src/abele/fit": 15,
     "src/abele/kernels": 121,

@@ -17,7 +17,7 @@ import torch
 
 import poptorch  # noqa: F401  changes the environment when it is imported, so before any test
 from abele import ExecutableCache, get_target, processor
-from abele.compile import estimates, start, verdict
+from abele.compilation import estimates, start, verdict
 from abele.runtime.proving import TakeOver
 from abele.targets import ENVIRONMENT, NAMES, Target, candidates
 from helpers import compiler_cache, properties, warm_python

@@ -17,10 +17,10 @@ from abele.version import __version__
 
 if TYPE_CHECKING:
     from abele.capture import Captured
-    from abele.compile.build import BuildRecord, FallbackWarning, build
-    from abele.compile.cache import CacheWarning, ExecutableCache
-    from abele.compile.executable import Executable
-    from abele.compile.verdict import ComparisonWarning
+    from abele.compilation.build import BuildRecord, FallbackWarning, build
+    from abele.compilation.cache import CacheWarning, ExecutableCache
+    from abele.compilation.executable import Executable
+    from abele.compilation.verdict import ComparisonWarning
     from abele.program import Program, Role, Slot
     from abele.runtime.session import Session
     from abele.step.config import OutputMode, Reduction, StepConfig
@@ -53,10 +53,10 @@ __all__ = [
 
 _NAMES = {
     "abele.capture": ("Captured",),
-    "abele.compile.build": ("BuildRecord", "FallbackWarning", "build"),
-    "abele.compile.cache": ("CacheWarning", "ExecutableCache"),
-    "abele.compile.executable": ("Executable",),
-    "abele.compile.verdict": ("ComparisonWarning",),
+    "abele.compilation.build": ("BuildRecord", "FallbackWarning", "build"),
+    "abele.compilation.cache": ("CacheWarning", "ExecutableCache"),
+    "abele.compilation.executable": ("Executable",),
+    "abele.compilation.verdict": ("ComparisonWarning",),
     "abele.program": ("Program", "Role", "Slot"),
     "abele.runtime.session": ("Session",),
     "abele.step.config": ("OutputMode", "Reduction", "StepConfig"),

@@ -28,7 +28,7 @@ _COMMANDS = {
         "abele.doctor", "show what this installation has, and what it lacks", ("", "--json")
     ),
     "prepare": _Command(
-        "abele.compile.prepare",
+        "abele.compilation.prepare",
         "compile abele's kernels for this machine beforehand",
         ("cpu",),
     ),

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from abele import processor, systems, variables
-from abele.compile.build import choose_target
+from abele.compilation.build import choose_target
 from abele.errors import AbeleError
 from abele.kernels import build, packaged, sources
 from abele.targets import NAMES, get_target

@@ -17,8 +17,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from abele import fit
 from abele.capture import Captured
-from abele.compile import build
-from abele.compile.start import Start, requested
+from abele.compilation import build
+from abele.compilation.start import Start, requested
 from abele.errors import AbeleError
 from abele.fit import Answer, Calls, Estimate, Verdict
 from abele.fit.estimate import compare, table

@@ -13,7 +13,7 @@ from typing import Any
 from abele import collectives
 from abele.capture import Captured
 from abele.collectives import Collective
-from abele.compile import start
+from abele.compilation import start
 from abele.errors import CollectiveError, MeetingPointError
 from abele.runtime.exchange import Exchange
 from abele.runtime.observers import Observer

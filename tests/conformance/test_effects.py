@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from abele import ExecutableCache
-from abele.compile.verdict import TOLERANCE
+from abele.compilation.verdict import TOLERANCE
 from abele.ops.checkpoint import checkpoint
 from abele.ops.host_call import HostCalls, host_call
 from abele.ops.print_tensor import Layout, print_tensor

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from abele import Session, build
-from abele.compile.verdict import ComparisonWarning
+from abele.compilation.verdict import ComparisonWarning
 from abele.errors import CompilerError
 from abele.step.config import StepConfig
 from abele.trace.module_state import ModuleState

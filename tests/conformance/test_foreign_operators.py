@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
 from abele import StepConfig, build
-from abele.compile.verdict import TOLERANCE
+from abele.compilation.verdict import TOLERANCE
 from abele.targets import candidates, get_target
 from conftest import usable
 from helpers.runs import assert_close_by_norm, captured, rule_for, run, run_eagerly, session_of

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 import poptorch
-from abele.compile.verdict import TOLERANCE, ComparisonWarning
+from abele.compilation.verdict import TOLERANCE, ComparisonWarning
 from abele.targets.candidates import ENVIRONMENT as LOWERING
 from abele.targets.cuda.emitted import gemms
 from abele.targets.cuda.emitted import lowering as of_programs

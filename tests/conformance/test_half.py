@@ -19,7 +19,7 @@ from torch import nn
 
 import poptorch
 from abele import StepConfig
-from abele.compile.verdict import HALF_TOLERANCE
+from abele.compilation.verdict import HALF_TOLERANCE
 from abele.step.loss_scaling import AutomaticScaling
 from garment_model import ClassificationModel
 from helpers.runs import (

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import poptorch
-from abele.compile.portable_executable import RecompiledWarning
+from abele.compilation.portable_executable import RecompiledWarning
 from abele.targets import cpu
 from helpers.exported import everything
 from helpers.warm_python import run_program

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from abele.compile import native
+from abele.compilation import native
 from abele.errors import CompilerError
 from abele.kernels import binding, build, sources
 from abele.targets.cpu.compiler import instruction_set

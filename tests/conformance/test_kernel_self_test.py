@@ -12,7 +12,7 @@ import torch
 
 from abele import build as build_program
 from abele import get_target
-from abele.compile.verdict import ComparisonWarning
+from abele.compilation.verdict import ComparisonWarning
 from abele.errors import CompilerError
 from abele.kernels import binding, build, self_test, sources
 from abele.kernels.cases import TABLES, images, matrices, rows

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from abele import ExecutableCache, StepConfig
-from abele.compile.verdict import TOLERANCE
+from abele.compilation.verdict import TOLERANCE
 from conftest import TARGETS, usable
 from helpers.models import MODELS
 from helpers.runs import assert_close_by_norm, assert_same_bits, rule_for, run, run_eagerly, started

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from abele.arena import running as memory
-from abele.compile.cache import ExecutableCache
+from abele.compilation.cache import ExecutableCache
 from abele.kernels import self_test
 from abele.targets.cpu.op_by_op import choice
 from helpers.planes import WITHOUT_GRADIENT, events, planes

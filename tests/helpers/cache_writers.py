@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from abele import ExecutableCache, build
-from abele.compile import executable_file
+from abele.compilation import executable_file
 from abele.step.config import StepConfig
 from helpers.fakes import Keeping, KeptCode
 from helpers.models import MODELS

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from abele import Program, Role, passes
-from abele.compile import verdict
+from abele.compilation import verdict
 from abele.program import has_effect, is_view, subgraphs
 from abele.step.update_rules import UpdateRule
 from abele.targets.base import Run

@@ -15,7 +15,7 @@ from abele.targets.reference import Interpreter, Reference
 
 def prefer(monkeypatch: pytest.MonkeyPatch, target: Target) -> None:
     """Makes ``target`` the one that is tried first."""
-    module = importlib.import_module("abele.compile.build")
+    module = importlib.import_module("abele.compilation.build")
     monkeypatch.setattr(module, "choose_target", lambda: (target, False))
 
 

@@ -25,8 +25,8 @@ import torch
 import popdist
 import popdist.poptorch
 import poptorch
-from abele.compile import tiers
-from abele.compile.compiler_process import FromCompiler
+from abele.compilation import tiers
+from abele.compilation.compiler_process import FromCompiler
 from abele.program import Program
 from abele.targets import Compiled, get_target
 from abele.targets.base import Source
@@ -45,7 +45,7 @@ def _pretend_to_compile() -> None:
             command=lambda source, result: ["cp", source, result],
             loaded=functools.partial(_load, program),
         )
-    module: Any = importlib.import_module("abele.compile.build")
+    module: Any = importlib.import_module("abele.compilation.build")
     module.choose_target = lambda: (reference, False)
 
 

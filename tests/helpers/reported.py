@@ -6,7 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from abele.compile.build import BuildRecord
+from abele.compilation.build import BuildRecord
 from abele.program import memory
 from abele.report import facts
 from abele.report.journal import Journal, Moment, window_of

@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from abele import build, get_target
 from abele.capture import Captured, capture
 from abele.collectives.torch_group import Collective
-from abele.compile.build import BuildRecord
-from abele.compile.cache import ExecutableCache
-from abele.compile.executable import Executable
+from abele.compilation.build import BuildRecord
+from abele.compilation.cache import ExecutableCache
+from abele.compilation.executable import Executable
 from abele.ops import half_products
 from abele.runtime.observers import Observer
 from abele.runtime.session import Session

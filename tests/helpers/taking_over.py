@@ -4,9 +4,9 @@ import torch
 
 from abele import get_target
 from abele.capture import Captured
-from abele.compile.build import build
-from abele.compile.executable import Executable, Failure, Later, Running
-from abele.compile.start import Start
+from abele.compilation.build import build
+from abele.compilation.executable import Executable, Failure, Later, Running
+from abele.compilation.start import Start
 from abele.program import Program, Role
 from abele.runtime.session import Session
 from abele.step.config import StepConfig

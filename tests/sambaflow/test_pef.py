@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from abele import get_target
-from abele.compile.portable_executable import RecompiledWarning
+from abele.compilation.portable_executable import RecompiledWarning
 from helpers.samba_models import Dense, Net, named, rows
 from sambaflow import samba
 from sambaflow.errors import GraphError, PefDamagedError, PefMismatchError, UsageError

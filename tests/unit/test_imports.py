@@ -52,7 +52,7 @@ ORDERS = {
             "arena",
             "passes",
         ),
-        *("capture", "targets", "compile", "runtime", "pipeline", "machine_limits", "report"),
+        *("capture", "targets", "compilation", "runtime", "pipeline", "machine_limits", "report"),
         *("fit", "stage", "differences", "port", "doctor", "__main__"),
     ),
     "poptorch": (

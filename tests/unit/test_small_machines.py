@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from abele import StepConfig, processor, systems
-from abele.compile import compiling
+from abele.compilation import compiling
 from abele.kernels import build as kernels
 from abele.targets import get_target
 from helpers import warm_python

@@ -11,7 +11,7 @@ import torch
 
 from abele import passes
 from abele.capture import origins
-from abele.compile import verdict
+from abele.compilation import verdict
 from abele.errors import DifferenceError
 from abele.fit.command import running
 from abele.program import Program, Role

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from abele import arena, cpython
-from abele.compile.build import lowered_for
+from abele.compilation.build import lowered_for
 from abele.fit.estimate import Estimate, Interval, Moment, Part, Work
 from abele.ops import adam, norm_activation, recurrent, sgd
 from abele.program import Program, Role, is_getitem, is_view

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from abele.compile.executable import Executable
+from abele.compilation.executable import Executable
 from abele.pipeline.cut import Cut
 from abele.pipeline.running import (
     MicroBatch,

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from abele import processor, systems
-from abele.compile.build import BuildRecord
-from abele.compile.executable import Executable
+from abele.compilation.build import BuildRecord
+from abele.compilation.executable import Executable
 from abele.containers import is_sequence
 from abele.pipeline.runner import Measured
 from abele.program import Program, is_getitem, marks_of

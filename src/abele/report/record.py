@@ -72,7 +72,7 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Build:
-    """The build of a run's executable; see ``abele.compile.build.BuildRecord``.
+    """The build of a run's executable; see ``abele.compilation.build.BuildRecord``.
 
     Attributes:
         compiled: whether code was compiled for a program; otherwise a cache saves no time.

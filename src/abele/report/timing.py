@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 
 from abele import machine_limits
-from abele.compile import compiling
-from abele.compile.executable import Executable
+from abele.compilation import compiling
+from abele.compilation.executable import Executable
 from abele.errors import AbeleError
 from abele.program import Program, Role, all_nodes, has_effect
 from abele.program.core import node_phase

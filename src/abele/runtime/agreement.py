@@ -29,8 +29,8 @@ from typing import Any
 import torch
 
 from abele import _torch
-from abele.compile import verdict
-from abele.compile.executable import Executable
+from abele.compilation import verdict
+from abele.compilation.executable import Executable
 from abele.ops.silence import silenced
 from abele.passes.of_lowerings.half import computed_in_float32, stored_in_16_bits
 from abele.program import Program, Role, Slot, all_nodes, node_argument, returned_nodes, writes

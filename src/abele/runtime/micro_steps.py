@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 
 import torch
 
-from abele.compile.executable import Executable
+from abele.compilation.executable import Executable
 from abele.errors import TrappedError
 from abele.program import Check, Program, Role
 from abele.runtime.device_state import DeviceState

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from abele.compile.compiling import lowered_by
-from abele.compile.executable import (
+from abele.compilation.compiling import lowered_by
+from abele.compilation.executable import (
     ChosenLowering,
     Executable,
     Failure,
@@ -31,7 +31,7 @@ from abele.compile.executable import (
     Proving,
     TakeOverWarning,
 )
-from abele.compile.verdict import ComparisonWarning, Verdict, record, recorded
+from abele.compilation.verdict import ComparisonWarning, Verdict, record, recorded
 from abele.errors import AbeleError, CompilerError, StoppedError
 from abele.program import Program
 from abele.runtime.agreement import Comparison, Trial

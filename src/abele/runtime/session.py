@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from abele.collectives.torch_group import Collective
-from abele.compile.executable import Executable
+from abele.compilation.executable import Executable
 from abele.program import Program, Role
 from abele.runtime.busy_cores import cores
 from abele.runtime.device_state import DeviceState

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from abele.compile.portable_executable import rule_from
+from abele.compilation.portable_executable import rule_from
 from abele.errors import AbeleError, CorruptExecutable, SerializationError
 from abele.step.update_rules import UpdateRule
 from abele.storage.container import Container

@@ -7,10 +7,10 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from abele.compile import keys, portable_executable
-from abele.compile.build import BuildRecord
-from abele.compile.executable import Executable
-from abele.compile.serialization import first_difference
+from abele.compilation import keys, portable_executable
+from abele.compilation.build import BuildRecord
+from abele.compilation.executable import Executable
+from abele.compilation.serialization import first_difference
 from abele.program import Program
 from abele.runtime import state
 from abele.step.config import StepConfig

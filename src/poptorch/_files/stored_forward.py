@@ -19,7 +19,7 @@ import torch
 
 from abele.capture import forward_graph
 from abele.capture.forward_graph import ForwardGraph
-from abele.compile.serialization import graph_from_text, graph_to_text
+from abele.compilation.serialization import graph_from_text, graph_to_text
 from abele.errors import AbeleError, CorruptExecutable
 from abele.runtime import host_random
 from abele.storage.container import Container

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 import torch
 
-from abele.compile.build import BuildRecord, build
-from abele.compile.cache import ExecutableCache
-from abele.compile.executable import Announce, Executable
-from abele.compile.start import Start
+from abele.compilation.build import BuildRecord, build
+from abele.compilation.cache import ExecutableCache
+from abele.compilation.executable import Announce, Executable
+from abele.compilation.start import Start
 from abele.pipeline import PipelineRunner, pipelined
 from abele.program import Program, Role
 from abele.runtime.device_registry import Attachment

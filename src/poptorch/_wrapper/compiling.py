@@ -11,8 +11,8 @@ from typing import Any
 from tqdm import tqdm
 
 from abele import cpython
-from abele.compile.executable import Executable
-from abele.compile.start import Start
+from abele.compilation.executable import Executable
+from abele.compilation.start import Start
 from abele.step.config import StepConfig
 from abele.storage.atomic import write_text
 from poptorch import profiling

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from abele.collectives import Counts
-from abele.compile.build import BuildRecord
+from abele.compilation.build import BuildRecord
 from abele.program import Role
 from abele.runtime.observers import CallRecord
 from abele.step import batching

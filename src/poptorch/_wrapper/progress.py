@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from abele.compile.build import BuildRecord
+from abele.compilation.build import BuildRecord
 from abele.runtime.observers import Observer
 from abele.warn import show as show_line
 

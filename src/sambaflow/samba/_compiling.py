@@ -13,7 +13,7 @@ import torch
 import sambaflow
 from abele.capture import Captured, capture
 from abele.capture.sections import Output, Sectioned, capture_from_outputs, sections
-from abele.compile.build import build
+from abele.compilation.build import build
 from abele.errors import AbeleError, TargetError
 from abele.fit import questions
 from abele.step.config import StepConfig

@@ -20,10 +20,10 @@ from abele.capture.sections import (
     gradient_of,
     gradient_of_output,
 )
-from abele.compile import portable_executable
-from abele.compile.build import BuildRecord
-from abele.compile.executable import Executable
-from abele.compile.serialization import first_difference
+from abele.compilation import portable_executable
+from abele.compilation.build import BuildRecord
+from abele.compilation.executable import Executable
+from abele.compilation.serialization import first_difference
 from abele.errors import CorruptExecutable, SerializationError
 from abele.runtime.device_registry import Attachment
 from abele.runtime.session import SectionSession

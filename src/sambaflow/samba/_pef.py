@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from abele.capture.sections import Sectioned
-from abele.compile import portable_executable
-from abele.compile.executable import Executable
+from abele.compilation import portable_executable
+from abele.compilation.executable import Executable
 from abele.errors import CorruptExecutable, SerializationError
 from abele.step.update_rules import UpdateRule
 from abele.storage import container

@@ -8,9 +8,9 @@ import torch
 
 import poptorch
 from abele import processor
-from abele.compile import build
-from abele.compile.executable import TakeOverWarning
-from abele.compile.verdict import ComparisonWarning
+from abele.compilation import build
+from abele.compilation.executable import TakeOverWarning
+from abele.compilation.verdict import ComparisonWarning
 from abele.targets import get_target, requested
 from conftest import usable
 from helpers.faults import batch, faulty, inject
@@ -28,7 +28,7 @@ def _cpu_by_choice(monkeypatch):
     monkeypatch.delenv("ABELE_START", raising=False)
     monkeypatch.setenv("ABELE_LOWERING", "emitted")
     # However long compiling takes on a busy machine, the first call waits for it.
-    monkeypatch.setattr("abele.compile.tiers.WORTH_WAITING_S", 1e9)
+    monkeypatch.setattr("abele.compilation.tiers.WORTH_WAITING_S", 1e9)
     chosen = build.choose_target
     monkeypatch.setattr(
         build, "choose_target", lambda: chosen() if requested() else (get_target("cpu"), False)
@@ -131,7 +131,7 @@ def test_code_in_a_file_is_compared_on_another_machine(expected, monkeypatch, tm
 
 
 def test_code_in_a_file_is_compared_once_on_another_machine(expected, monkeypatch, tmp_path):
-    monkeypatch.setattr("abele.compile.verdict.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("abele.compilation.verdict.cache_folder", lambda: tmp_path)
     with monkeypatch.context() as other:
         other.setattr(processor, "name", lambda: "another processor")
         trainer().compileAndExport(tmp_path / "x.poptorch", *batch())

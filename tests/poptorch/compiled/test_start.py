@@ -9,10 +9,10 @@ import torch
 
 import poptorch
 from abele import get_target
-from abele.compile import build
-from abele.compile.compiling import compile_programs
-from abele.compile.executable import Failure, TakeOverWarning
-from abele.compile.start import Start
+from abele.compilation import build
+from abele.compilation.compiling import compile_programs
+from abele.compilation.executable import Failure, TakeOverWarning
+from abele.compilation.start import Start
 from abele.targets import Compiled, requested
 from abele.targets.reference import Interpreter
 from conftest import usable
@@ -59,7 +59,7 @@ def scripts(monkeypatch):
         monkeypatch.setattr(lowering, "compile", rounded)
         monkeypatch.setattr(lowering, "load", rounded)
     monkeypatch.setattr(cpu, "cannot_compile", lambda lowerings=None: None)
-    monkeypatch.setattr("abele.compile.estimates.expected_s", lambda *_: None)
+    monkeypatch.setattr("abele.compilation.estimates.expected_s", lambda *_: None)
     handed = []
 
     class InTurn(Scripted):
@@ -76,7 +76,7 @@ def scripts(monkeypatch):
             self.arrive()
             return super().wait()
 
-    monkeypatch.setattr("abele.compile.tiers.FromCompiler", InTurn)
+    monkeypatch.setattr("abele.compilation.tiers.FromCompiler", InTurn)
     return handed
 
 
@@ -102,7 +102,7 @@ def test_a_call_interprets_until_the_compiled_programs_are_there(scripts, caplog
 
 
 def test_the_line_says_about_how_long_that_takes(scripts, monkeypatch, caplog):
-    monkeypatch.setattr("abele.compile.estimates.expected_s", lambda *_: 4.0)
+    monkeypatch.setattr("abele.compilation.estimates.expected_s", lambda *_: 4.0)
     with caplog.at_level(logging.INFO, "poptorch::python"):
         wrapped = trainer()
         wrapped(*rows(4))
@@ -133,7 +133,7 @@ SAID = {
 @pytest.mark.parametrize("name", STARTS)
 def test_how_the_first_call_starts(name, scripts, monkeypatch):
     seconds, environment, chosen, interpreted = STARTS[name]
-    monkeypatch.setattr("abele.compile.estimates.expected_s", lambda *_: seconds)
+    monkeypatch.setattr("abele.compilation.estimates.expected_s", lambda *_: seconds)
     for variable, value in environment.items():
         monkeypatch.setenv(variable, value)
     wrapped = trainer(**chosen)

@@ -12,7 +12,7 @@ import torch
 
 from abele import _torch
 from abele._torch import checks, contexts, copies, dynamo, graphs, versions
-from abele.compile import build
+from abele.compilation import build
 from abele.errors import TargetError, TorchVersionError, TorchVersionWarning
 
 NEWER = "9.1.0a0+git1234"

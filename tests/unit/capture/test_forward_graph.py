@@ -7,7 +7,7 @@ from torch import nn
 
 from abele.capture import capture, forward_graph
 from abele.capture.forward_graph import ForwardGraph
-from abele.compile.serialization import graph_from_text, graph_to_text
+from abele.compilation.serialization import graph_from_text, graph_to_text
 from abele.errors import CaptureError, DataDependentError, SerializationError
 from abele.step.config import StepConfig
 from abele.step.update_rules import Group, UpdateRule

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import poptorch
-from abele.compile.executable import Running
-from abele.compile.start import Start
+from abele.compilation.executable import Running
+from abele.compilation.start import Start
 from abele.report import read_journal, read_run
 from abele.report.journal import Journal, JournalWriter, window_of
 from abele.report.optimizer import Optimizer
@@ -140,8 +140,8 @@ def test_a_page_before_anything_was_built_has_no_empty_sections():
 AGAIN = """
 import sys
 from pathlib import Path
-from abele.compile.executable import Running
-from abele.compile.start import Start
+from abele.compilation.executable import Running
+from abele.compilation.start import Start
 from abele.report import read_journal, read_run
 from abele.report.page import page
 folder = Path(sys.argv[1])

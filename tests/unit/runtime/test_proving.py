@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from abele import build, get_target
-from abele.compile.cache import ExecutableCache
-from abele.compile.executable import TakeOverWarning
-from abele.compile.verdict import ComparisonWarning, from_data, to_data
+from abele.compilation.cache import ExecutableCache
+from abele.compilation.executable import TakeOverWarning
+from abele.compilation.verdict import ComparisonWarning, from_data, to_data
 from abele.errors import CompilerError
 from abele.ops.host_call import HostCalls, host_call
 from abele.program import Role
@@ -172,7 +172,7 @@ def test_programs_that_run_one_by_one_are_compared_one_by_one(monkeypatch):
 
 
 def test_programs_that_run_one_by_one_are_compared_once_per_machine(monkeypatch, tmp_path):
-    monkeypatch.setattr("abele.compile.verdict.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("abele.compilation.verdict.cache_folder", lambda: tmp_path)
     config, module = StepConfig(training=False), DENSE.fresh()
     programs = captured(module.eval(), DENSE.batch(), config).programs
     names = [s.name for s in programs[0].inputs if s.role is Role.INPUT]

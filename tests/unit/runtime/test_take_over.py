@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from abele.compile.executable import ChosenLowering, Failure, TakeOverWarning
+from abele.compilation.executable import ChosenLowering, Failure, TakeOverWarning
 from abele.errors import CompilerError, TrappedError
 from abele.ops.print_tensor import Layout, print_tensor
 from abele.runtime import agreement, state
@@ -172,7 +172,7 @@ def test_a_call_that_is_interrupted_as_they_take_over_is_no_update(moment, monke
     assert script.running.since == 3
 
 
-@pytest.mark.filterwarnings("error::abele.compile.executable.TakeOverWarning")
+@pytest.mark.filterwarnings("error::abele.compilation.executable.TakeOverWarning")
 def test_a_warning_that_is_an_error_ends_one_call():
     session, script, _ = case()
     script.outcome = Failure("no space left")

@@ -12,8 +12,8 @@ import torch
 
 from abele import build
 from abele.collectives.torch_group import Counts
-from abele.compile.executable import Failure, TakeOverWarning
-from abele.compile.verdict import ComparisonWarning
+from abele.compilation.executable import Failure, TakeOverWarning
+from abele.compilation.verdict import ComparisonWarning
 from abele.errors import CompilerError, StoppedError, TrappedError
 from abele.runtime import state
 from abele.step.config import StepConfig

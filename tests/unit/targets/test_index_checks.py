@@ -6,7 +6,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
 from abele import StepConfig, get_target
-from abele.compile.cache import ExecutableCache
+from abele.compilation.cache import ExecutableCache
 from abele.errors import IndexCheckError
 from abele.targets.base import Compiled
 from abele.targets.index_checks import Checked, checked

@@ -8,7 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from abele import arena
 from abele.arena import running
-from abele.compile.build import lowered_for
+from abele.compilation.build import lowered_for
 from abele.kernels import binding, build
 from abele.program import Role, memory
 from abele.step.config import StepConfig

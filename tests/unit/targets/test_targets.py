@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from abele import available, get_target
-from abele.compile.build import choose_target
+from abele.compilation.build import choose_target
 from abele.errors import CompilerError, ForeignExecutable, TargetError
 from abele.step.config import OutputMode, StepConfig
 from abele.targets import ENVIRONMENT, NAMES, Target, requested

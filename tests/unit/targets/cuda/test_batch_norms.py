@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from abele.compile.verdict import TOLERANCE
+from abele.compilation.verdict import TOLERANCE
 from abele.targets.cuda.emitted import lowering
 from abele.targets.cuda.emitted.blocks import Blocks
 from abele.targets.cuda.emitted.source import Launch

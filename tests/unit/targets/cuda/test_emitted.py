@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from abele.compile.verdict import TOLERANCE
+from abele.compilation.verdict import TOLERANCE
 from abele.errors import CompilerError
 from abele.targets.cuda.emitted import lowering, nvrtc, source
 from abele.targets.cuda.emitted.gemms import ConcurrentGemms

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from abele import Program, Role, Slot, passes
-from abele.compile.serialization import from_text, to_text
+from abele.compilation.serialization import from_text, to_text
 from abele.targets.cpu.emitted.calls import HANDLERS
 from abele.targets.cpu.emitted.lowering import Emitted, planned_code
 from abele.targets.translation.operations import Call, Foreign, Pointwise

@@ -16,10 +16,10 @@ import filelock
 import pytest
 
 from abele import ExecutableCache, StepConfig, get_target
-from abele.compile import compiler_process, estimates, keys, native
-from abele.compile.compiler_process import FromCompiler
-from abele.compile.compiling import Lowered
-from abele.compile.executable import Executable, Failure, Running
+from abele.compilation import compiler_process, estimates, keys, native
+from abele.compilation.compiler_process import FromCompiler
+from abele.compilation.compiling import Lowered
+from abele.compilation.executable import Executable, Failure, Running
 from abele.kernels.build import RESULT, Making
 from abele.storage import temporary
 from abele.targets import Compiled
@@ -160,9 +160,9 @@ def test_a_look_finds_them_too(begin):
 @pytest.mark.parametrize(
     "moment",
     [
-        "abele.compile.compiler_process.lowered_by",
-        "abele.compile.compiler_process._started",
-        "abele.compile.compiler_process.compile_programs",
+        "abele.compilation.compiler_process.lowered_by",
+        "abele.compilation.compiler_process._started",
+        "abele.compilation.compiler_process.compile_programs",
     ],
 )
 def test_who_interrupts_a_step_gets_the_programs_later(moment, begin, monkeypatch):
@@ -252,8 +252,8 @@ def test_a_compiler_ends_with_the_process_that_wants_its_code(tmp_path):
         import os, sys, time
         sys.path[:0] = sys.argv[1:3]
         from test_compiler_process import job_of
-        from abele.compile.compiler_process import FromCompiler
-        from abele.compile.executable import Running
+        from abele.compilation.compiler_process import FromCompiler
+        from abele.compilation.executable import Running
         command = ["sh", "-c", f"echo $$ > {sys.argv[3]}/compiler; exec sleep 120"]
         later = FromCompiler(job_of(command), Running(), 7, print)
         child = os.fork()

@@ -9,7 +9,7 @@ from torch import nn
 
 from abele import StepConfig, passes
 from abele._torch import make_fx
-from abele.compile.serialization import first_difference, from_text, to_text
+from abele.compilation.serialization import first_difference, from_text, to_text
 from abele.errors import ProgramError, SerializationError
 from abele.program import Program, Role, Slot
 from abele.targets.reference import Interpreter

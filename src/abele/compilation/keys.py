@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from abele.compile.executable import ChosenLowering, lowerings_of
+from abele.compilation.executable import ChosenLowering, lowerings_of
 from abele.containers import is_dict
 from abele.program import Program
 from abele.step.config import StepConfig

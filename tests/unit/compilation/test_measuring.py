@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from abele import StepConfig, build, get_target, passes
-from abele.compile import compiling, executable_file, keys
-from abele.compile.cache import CacheWarning, ExecutableCache
-from abele.compile.compiling import Way, compile_programs, fastest, made_up
-from abele.compile.portable_executable import ContainerFirst, pack
+from abele.compilation import compiling, executable_file, keys
+from abele.compilation.cache import CacheWarning, ExecutableCache
+from abele.compilation.compiling import Way, compile_programs, fastest, made_up
+from abele.compilation.portable_executable import ContainerFirst, pack
 from abele.errors import CompilerError, CorruptExecutable, TargetError
 from abele.ops import lstm, recurrent_loop
 from abele.passes.cleanup import dead_code

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from abele.capture import Captured
-from abele.compile import executable_file, keys, verdict
-from abele.compile.build import BuildRecord, Progress, build
-from abele.compile.executable import Executable, ExecutableSource
-from abele.compile.serialization import from_members, to_members
-from abele.compile.tiers import Gather
+from abele.compilation import executable_file, keys, verdict
+from abele.compilation.build import BuildRecord, Progress, build
+from abele.compilation.executable import Executable, ExecutableSource
+from abele.compilation.serialization import from_members, to_members
+from abele.compilation.tiers import Gather
 from abele.errors import ForeignExecutable, SerializationError
 from abele.program import Program
 from abele.step.config import StepConfig

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from abele import CacheWarning, ExecutableCache, build
-from abele.compile import executable_file, keys, verdict
-from abele.compile.keys import why_parts_differ
+from abele.compilation import executable_file, keys, verdict
+from abele.compilation.keys import why_parts_differ
 from abele.step.config import StepConfig
 from abele.storage import files
 from helpers import altered, cache_writers

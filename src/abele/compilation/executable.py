@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from abele import passes, processor
-from abele.compile import estimates
-from abele.compile.start import Start
-from abele.compile.verdict import Verdict
+from abele.compilation import estimates
+from abele.compilation.start import Start
+from abele.compilation.verdict import Verdict
 from abele.program import Program
 from abele.targets import Compiled, Lowering, Target
 from abele.targets.base import COMPILED

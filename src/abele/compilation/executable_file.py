@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from abele import passes
-from abele.compile import verdict as verdicts
-from abele.compile.executable import ChosenLowering, Executable, lowerings_of
-from abele.compile.keys import following, key_of, reasons_of, why_other
+from abele.compilation import verdict as verdicts
+from abele.compilation.executable import ChosenLowering, Executable, lowerings_of
+from abele.compilation.keys import following, key_of, reasons_of, why_other
 from abele.errors import AbeleError, CorruptExecutable, ForeignExecutable, SerializationError
 from abele.program import Program
 from abele.storage import container

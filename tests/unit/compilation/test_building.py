@@ -84,7 +84,7 @@ def test_a_gpu_without_a_compiler_falls_back_to_the_processor(programs, monkeypa
         name = "cuda"
 
     known = {"cpu": Keeping(), "reference": get_target("reference")}
-    module = importlib.import_module("abele.compile.build")
+    module = importlib.import_module("abele.compilation.build")
     monkeypatch.setattr(module, "get_target", known.__getitem__)
     prefer(monkeypatch, Gpu())
     with pytest.warns(FallbackWarning, match=r"the slower 'keeping' target\. Target 'cuda' cannot"):

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from abele import StepConfig, build
-from abele.compile import compiling, estimates
+from abele.compilation import compiling, estimates
 from helpers.fakes import Keeping
 from helpers.models import MODELS
 from helpers.runs import captured, rule_for

@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 
 from abele import StepConfig, build, get_target
-from abele.compile import start
-from abele.compile.build import FallbackWarning
-from abele.compile.executable import Running
-from abele.compile.start import Start
-from abele.compile.tiers import Wanted
+from abele.compilation import start
+from abele.compilation.build import FallbackWarning
+from abele.compilation.executable import Running
+from abele.compilation.start import Start
+from abele.compilation.tiers import Wanted
 from abele.errors import CompilerError, ProgramError, TargetError
 from helpers.fakes import Keeping, Refusing, prefer
 from helpers.models import MODELS
@@ -23,7 +23,7 @@ DENSE = MODELS["dense"]
 def _nothing_asked(monkeypatch):
     monkeypatch.delenv("ABELE_START")
     # What stand-ins take says nothing, least of all that they are worth waiting for.
-    monkeypatch.setattr("abele.compile.estimates.expected_s", lambda *_: None)
+    monkeypatch.setattr("abele.compilation.estimates.expected_s", lambda *_: None)
 
 
 class Slow(Keeping):
@@ -192,8 +192,8 @@ def test_steps_run_while_it_is_made():
 
 
 def test_how_long_it_takes_is_expected_too(monkeypatch):
-    monkeypatch.setattr("abele.compile.estimates.expected_s", lambda *_: 1.0)
-    monkeypatch.setattr("abele.compile.estimates._first", lambda: 0.1)
+    monkeypatch.setattr("abele.compilation.estimates.expected_s", lambda *_: 1.0)
+    monkeypatch.setattr("abele.compilation.estimates._first", lambda: 0.1)
     _, record = built(Unprepared())
     assert record.running.expected_s == pytest.approx((1 + 20) * (1 + 0.9 / 0.5))
 
@@ -213,7 +213,7 @@ def followed(monkeypatch):
         made.append(Scripted(at=at))
         return made[-1]
 
-    monkeypatch.setattr("abele.compile.tiers.FromCompiler", scripted)
+    monkeypatch.setattr("abele.compilation.tiers.FromCompiler", scripted)
     return made
 
 

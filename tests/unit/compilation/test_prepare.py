@@ -3,7 +3,7 @@
 import pytest
 
 from abele import __main__
-from abele.compile import prepare
+from abele.compilation import prepare
 from abele.errors import CompilerError
 from helpers.fakes import Keeping
 

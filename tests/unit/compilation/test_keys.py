@@ -16,9 +16,9 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import abele
 from abele import ExecutableCache, StepConfig, build, get_target, passes
-from abele.compile import keys
-from abele.compile.portable_executable import captured_in, pack, restore
-from abele.compile.serialization import from_text, to_text
+from abele.compilation import keys
+from abele.compilation.portable_executable import captured_in, pack, restore
+from abele.compilation.serialization import from_text, to_text
 from abele.errors import CorruptExecutable
 from abele.kernels import packaged, sources
 from abele.step.config import MeanStrategy, OutputMode, Reduction

@@ -24,9 +24,9 @@ from typing import Any
 import filelock
 
 from abele import cpython, passes
-from abele.compile import estimates, native
-from abele.compile.cache import ExecutableCache
-from abele.compile.compiling import (
+from abele.compilation import estimates, native
+from abele.compilation.cache import ExecutableCache
+from abele.compilation.compiling import (
     Lowered,
     Way,
     compile_programs,
@@ -34,8 +34,8 @@ from abele.compile.compiling import (
     lowered_by,
     needed_once,
 )
-from abele.compile.executable import Announce, Executable, Failure, Later, Running, lowerings_of
-from abele.compile.keys import key_of
+from abele.compilation.executable import Announce, Executable, Failure, Later, Running, lowerings_of
+from abele.compilation.keys import key_of
 from abele.errors import CompilerError
 from abele.kernels.build import advice
 from abele.program import Program

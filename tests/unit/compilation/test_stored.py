@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from abele import ExecutableCache, StepConfig, build, get_target
-from abele.compile.portable_executable import (
+from abele.compilation.portable_executable import (
     ContainerFirst,
     RecompiledWarning,
     captured_in,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from abele import build
-from abele.compile import executable_file, keys
+from abele.compilation import executable_file, keys
 from abele.errors import CorruptExecutable, ForeignExecutable
 from abele.step.config import StepConfig
 from helpers.fakes import Keeping, KeptCode

@@ -20,15 +20,15 @@ from typing import Any, NamedTuple
 
 from abele import cpython, passes, systems, variables
 from abele._torch import checks
-from abele.compile import keys, tiers
-from abele.compile.compiling import (
+from abele.compilation import keys, tiers
+from abele.compilation.compiling import (
     Lowered,
     compile_programs,
     exchanges,
     lowered_by,
     needed_once,
 )
-from abele.compile.executable import (
+from abele.compilation.executable import (
     Announce,
     ChosenLowering,
     Executable,
@@ -36,8 +36,8 @@ from abele.compile.executable import (
     Proving,
     Running,
 )
-from abele.compile.start import Start
-from abele.compile.tiers import Gather, Wanted
+from abele.compilation.start import Start
+from abele.compilation.tiers import Gather, Wanted
 from abele.errors import CompilerError, TargetError
 from abele.passes.trap_exceptions import trap_exceptions
 from abele.program import Program

@@ -1,6 +1,6 @@
 """Printed programs of tiny models, kept as files: a change of the graph is read as a diff.
 
-``pytest tests/unit/compile/test_golden.py --update-golden`` rewrites them.
+``pytest tests/unit/compilation/test_golden.py --update-golden`` rewrites them.
 """
 
 import difflib

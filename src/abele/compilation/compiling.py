@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from abele import passes
-from abele.compile import estimates, keys
-from abele.compile.executable import (
+from abele.compilation import estimates, keys
+from abele.compilation.executable import (
     ChosenLowering,
     Executable,
     ExecutableSource,

@@ -18,9 +18,9 @@ from typing import Any
 import filelock
 
 from abele import systems
-from abele.compile import executable_file, keys
-from abele.compile.executable import Executable
-from abele.compile.executable_file import SUFFIX
+from abele.compilation import executable_file, keys
+from abele.compilation.executable import Executable
+from abele.compilation.executable_file import SUFFIX
 from abele.errors import CorruptExecutable, ForeignExecutable
 from abele.program import Program
 from abele.storage import files, temporary

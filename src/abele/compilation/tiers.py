@@ -12,19 +12,19 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from abele.compile import estimates, keys, start
-from abele.compile.cache import ExecutableCache
-from abele.compile.compiler_process import FromCompiler
-from abele.compile.compiling import Lowered, compile_programs, exchanges
-from abele.compile.estimates import wall_s
-from abele.compile.executable import (
+from abele.compilation import estimates, keys, start
+from abele.compilation.cache import ExecutableCache
+from abele.compilation.compiler_process import FromCompiler
+from abele.compilation.compiling import Lowered, compile_programs, exchanges
+from abele.compilation.estimates import wall_s
+from abele.compilation.executable import (
     Announce,
     Executable,
     Later,
     Ready,
     Running,
 )
-from abele.compile.start import Start
+from abele.compilation.start import Start
 from abele.program import Program
 from abele.step.config import StepConfig
 from abele.targets import Target, get_target
