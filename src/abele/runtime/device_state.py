@@ -21,13 +21,14 @@ class DeviceState:
         programs: their slots define the state.
         device: where it lives.
         config: the numbers of replicas and groups, and the seed.
-        params: initial parameters by name; copied. Those of ``config.replica_groups`` have a
-            leading dimension for groups, also their state.
-        buffers: initial buffers by name; copied once per replica.
+        params: initial parameters by name; copied, or adopted. Those of
+            ``config.replica_groups`` have a leading dimension for groups, also their state.
+        buffers: initial buffers by name; copied once per replica, or adopted.
         optimizer_state: initial state by slot name; not copied if it is on the device already.
         hyper: initial values of variable hyper-parameters by slot name.
         collective: the processes that share each update, ``config.processes`` of them. Weights and
             optimizer state become those of process 0 where they differ, with a warning.
+        adopts: parameters and buffers on the device are used as they are, and written in place.
 
     Attributes:
         device: where it lives.
@@ -54,11 +55,14 @@ class DeviceState:
         optimizer_state: Mapping[str, torch.Tensor],
         hyper: Mapping[str, float],
         collective: Collective | None,
+        *,
+        adopts: bool = False,
     ):
         self.device, self.config = device, config
         self._groups = config.replica_groups
-        self.params = self._copied(replica_groups.split(params, self._groups))
-        self.buffers = [self._copied(buffers) for _ in range(config.replicas)]
+        copied = replica_groups.split(params, self._groups)
+        self.params = self._moved(copied, copy=not adopts)
+        self.buffers = [self._moved(buffers, copy=not adopts) for _ in range(config.replicas)]
         used = self._slots(programs, Role.OPTIMIZER_STATE)
         state = replica_groups.split_state(optimizer_state, self._groups)
         self._updated = {
@@ -181,9 +185,6 @@ class DeviceState:
     @random_state.setter
     def random_state(self, states: Sequence[torch.Tensor]) -> None:
         self._streams = [state.clone() for state in states]
-
-    def _copied(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return self._moved(values, copy=True)
 
     def _moved(
         self, values: Mapping[str, torch.Tensor], *, copy: bool = False
