@@ -373,3 +373,40 @@ def without_log_of_fakes() -> Generator[None]:
         yield
     finally:
         log.removeFilter(is_no_exception)
+
+
+def flatten(value: Any) -> tuple[list[Any], Any]:
+    """Return the leaves of a nested value of containers, and its structure."""
+    from torch.utils import _pytree
+
+    return _pytree.tree_flatten(value, lambda each: isinstance(each, torch.Size))
+
+
+def unflatten(leaves: Any, structure: Any) -> Any:
+    """Return the nested value of a structure with given leaves."""
+    from torch.utils import _pytree
+
+    return _pytree.tree_unflatten(leaves, structure)
+
+
+def has_views(tensor: torch.Tensor) -> bool:
+    """Return whether other tensors have the memory of a tensor, which is no view itself."""
+    storage = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata) > 2  # the tensor and ``storage``
+
+
+def hooks_of(tensor: torch.Tensor) -> list[list[int]]:
+    """Return the ids of the hooks on a tensor's gradient, and after its accumulation."""
+    of_tensor: Any = tensor
+    kinds = (of_tensor._backward_hooks, of_tensor._post_accumulate_grad_hooks)
+    return [list(kind or ()) for kind in kinds]
+
+
+def global_hooks() -> list[list[int]]:
+    """Return the ids of the hooks that are called for every module and optimizer."""
+    modules: Any = importlib.import_module("torch.nn.modules.module")
+    optimizers: Any = importlib.import_module("torch.optim.optimizer")
+    names = ("forward_pre_hooks", "forward_hooks", "backward_pre_hooks", "backward_hooks")
+    kinds = [getattr(modules, f"_global_{name}") for name in names]
+    kinds += [optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks]
+    return [list(kind) for kind in kinds]

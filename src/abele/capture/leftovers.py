@@ -21,7 +21,8 @@ from abele.capture import reachable
 from abele.containers import is_dict, items_of
 
 ValueOf = Callable[[torch.Tensor], torch.Tensor | None]
-_ABSENT = object()
+#: Stands for the value of an entry that an object does not have.
+ABSENT: Any = object()
 _UNDER_FAKE = object()  # stands for what a dictionary holds under a tensor without data
 # Attributes of modules that hold their state, which is no leftover of forward.
 _STATE = ("_parameters", "_buffers")
@@ -63,6 +64,26 @@ class Leftovers:
         """Yield the tensors that the objects held before forward ran, with the module's state."""
         for _, before in self._before.values():
             yield from (value for value in before.values() if isinstance(value, torch.Tensor))
+
+    def changes(self) -> Iterator[tuple[Any, Any, Any, Any]]:
+        """Yield changed entries of objects: holder, key, value before and now.
+
+        A value that is absent is ``ABSENT``.
+        """
+        for holder, before in self._before.values():
+            now = _entries(holder)
+            for key in {**before, **now}:
+                old, new = before.get(key, ABSENT), now.get(key, ABSENT)
+                if old is not new:
+                    yield holder, key, old, new
+
+    def put_back(self) -> None:
+        """Restore the contents that all objects had."""
+        for holder, before in self._before.values():
+            now = _entries(holder)
+            if len(now) == len(before) and all(now.get(k, ABSENT) is v for k, v in before.items()):
+                continue
+            _restore(holder, before)
 
     @contextlib.contextmanager
     def mended(self) -> Generator[None]:
@@ -210,7 +231,21 @@ def _fill(holder: Any, real: _Real) -> None:
     for key, value in _entries(holder).items():
         new = real.instead_of(value)
         if new is not value:
-            _write(holder, key, new, value)
+            write(holder, key, new, value)
+
+
+def _restore(holder: Any, before: dict[Any, Any]) -> None:
+    """Give a container or object the entries that it had."""
+    if isinstance(holder, _LISTS):
+        holder.clear()
+        holder.extend(before.values())
+        return
+    now = _entries(holder)
+    for key in now.keys() - before.keys():
+        write(holder, key, ABSENT, now[key])
+    for key, value in before.items():
+        if now.get(key, ABSENT) is not value:
+            write(holder, key, value, now.get(key, ABSENT))
 
 
 def _put_back(holder: Any, before: dict[Any, Any], real: _Real, unusable: set[int]) -> None:
@@ -226,29 +261,36 @@ def _put_back(holder: Any, before: dict[Any, Any], real: _Real, unusable: set[in
         return
     alone = isinstance(holder, dict | set)
     for key, value in now.items():
-        old = before.get(key, _ABSENT)
+        old = before.get(key, ABSENT)
         if old is not value and (not alone or real.is_unusable(value, unusable)):
-            _write(holder, key, old, value)
+            write(holder, key, old, value)
     if not alone:
         for key in before.keys() - now.keys():
-            _write(holder, key, before[key], _ABSENT)
+            write(holder, key, before[key], ABSENT)
 
 
-def _write(holder: Any, key: Any, new: Any, old: Any) -> None:
-    """Replace a value in a container or object; ``_ABSENT`` deletes it."""
+def write(holder: Any, key: Any, new: Any, old: Any) -> None:
+    """Replace a value in a container or object; ``ABSENT`` deletes it.
+
+    Args:
+        holder: a dictionary, list, set, variable of a function, or object.
+        key: of the entry.
+        new: its value from now on.
+        old: its present value.
+    """
     if isinstance(holder, _SETS):
         holder.discard(old)
-        if new is not _ABSENT:
+        if new is not ABSENT:
             holder.add(new)
     elif isinstance(holder, (dict, *_LISTS)):
-        if new is _ABSENT:
+        if new is ABSENT:
             del holder[key]
         else:
             holder[key] = new
     else:
         # Past __setattr__ of modules, which sorts parameters out, and of frozen dataclasses.
         with contextlib.suppress(AttributeError, TypeError):
-            if new is _ABSENT:
+            if new is ABSENT:
                 object.__delattr__(holder, key)
             else:
                 object.__setattr__(holder, key, new)

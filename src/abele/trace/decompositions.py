@@ -193,16 +193,31 @@ def constant_value(tensor: torch.Tensor) -> torch.Tensor | None:
     return None if node is None or mode is None else computed(node, mode.tracer)
 
 
-def computed(node: torch.fx.Node, tracer: torch.fx.Tracer) -> torch.Tensor | None:
+def computed(
+    node: torch.fx.Node,
+    tracer: torch.fx.Tracer,
+    known: Callable[[torch.fx.Node], torch.Tensor | None] = lambda node: None,
+) -> torch.Tensor | None:
     """Return the present value of a node if it is computed from constants, else None.
 
     Writes into its memory and into that of its operands are taken into account, through any view.
+
+    Args:
+        node: the node.
+        tracer: of its graph.
+        known: returns the value of an input of the graph that may be used like a constant.
     """
     dependencies = _dependencies(node, tracer.graph)
-    if not all(map(_computes_the_same_now, dependencies)):
+    inputs = [each for each in dependencies if each.op == "placeholder"]
+    if not all(map(_computes_the_same_now, dependencies - {*inputs})):
         return None
     with _torch.outside_the_trace(), _torch.without_torch_function_modes():
+        given = {each: known(each) for each in inputs}
         values = _constants(dependencies, tracer.root)
+        for each, value in given.items():
+            if value is None:
+                return None
+            values[each] = value.clone()
         for each in tracer.graph.nodes:
             if each in dependencies and each not in values:
                 args, kwargs = torch.fx.map_arg((each.args, each.kwargs), values.__getitem__)

@@ -36,7 +36,7 @@ class ModuleState:
     @property
     def modules(self) -> dict[str, torch.nn.Module]:
         """The module and its children by path."""
-        return dict(_modules(self.module))
+        return dict(named_modules(self.module))
 
     @classmethod
     def of(cls, module: torch.nn.Module) -> ModuleState:
@@ -73,7 +73,7 @@ def refuse_without_shapes(module: torch.nn.Module) -> None:
     Raises:
         CaptureError: a part is a TorchScript module or a lazy one that has not been called.
     """
-    for path, child in _modules(module):
+    for path, child in named_modules(module):
         if isinstance(child, cast("Any", torch.jit).ScriptModule):
             raise CaptureError(
                 f"Submodule {path or '(the model)'} is a TorchScript module, whose forward cannot "
@@ -108,14 +108,15 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 Store = dict[str, Any]
 
 
-def _modules(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+def named_modules(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Yield a module and its descendants with their paths."""
     untyped: Any = module
     return untyped.named_modules()
 
 
 def _stores(module: torch.nn.Module, kind: str) -> Iterator[tuple[str, torch.nn.Module, Store]]:
     # Through __dict__: wrapped modules intercept attribute reads to fetch weights.
-    for prefix, owner in _modules(module):
+    for prefix, owner in named_modules(module):
         yield prefix, owner, vars(owner)[kind]
 
 

@@ -28,6 +28,7 @@ from abele.containers import is_sequence
 from abele.errors import CaptureError
 from abele.program.aliasing import base
 from abele.trace import scopes
+from abele.trace.adopted import Adopted
 from abele.trace.decompositions import computed, results
 from abele.trace.fake_results import (
     UnknownError,
@@ -93,22 +94,25 @@ class _Given:
 
 @contextlib.contextmanager
 def remembering(
-    mode: _torch.FakeTensorMode, state: Mapping[int, str] | None = None
+    mode: _torch.FakeTensorMode,
+    state: Mapping[int, str] | None = None,
+    adopted: Adopted | None = None,
 ) -> Generator[tuple[AssignedData, Callable[[], list[Left]]]]:
     """Cache operators in the current trace, and record source lines, in a ``with`` block.
 
     Args:
         mode: the fake tensor mode of the trace.
         state: memory of parameters and buffers, with their names.
+        adopted: receives further tensors as slots; by default they are constants.
 
     Yields:
         The tensors whose data forward assigns, and a function that returns the plain tensors that
         forward has changed, with their values where known.
     """
     with _torch.Interception() as trace:
-        plain = PlainTensors(trace, mode, state or {})
+        plain = PlainTensors(trace, mode, state or {}, adopted)
         assigned = AssignedData(trace)
-        memo = _Memo(trace, mode, plain, assigned)
+        memo = _Memo(trace, mode, plain, assigned, adopted)
         trace.intercept(memo.call, memo.created, stated_results)
         # Backward computes checkpoints again without the modes of forward.
         again = _torch.recomputed_within(lambda: assigned)
@@ -126,7 +130,10 @@ class _Memo:
         mode: _torch.FakeTensorMode,
         plain: PlainTensors,
         assigned: AssignedData,
+        adopted: Adopted | None = None,
     ):
+        self._adopted = adopted
+        self._code = None if adopted is None else adopted.code
         self._trace, self._mode, self._plain = trace, mode, plain
         self._assigned = assigned
         self._calls: dict[Any, _Remembered | None] = {}
@@ -144,11 +151,11 @@ class _Memo:
                 node.meta["stack_trace"] = stack
 
     def _stack(self) -> str:
-        """Return the stack frames of all functions named ``forward``, outermost first."""
+        """Return the frames of ``forward`` functions and of the traced one, outermost first."""
         frame = inspect.currentframe()
         frames: list[tuple[CodeType, int]] = []
         while frame is not None:
-            if frame.f_code.co_name == "forward":
+            if frame.f_code.co_name == "forward" or frame.f_code is self._code:
                 frames.append((frame.f_code, frame.f_lineno))
             frame = frame.f_back
         key = tuple(reversed(frames))
@@ -234,7 +241,11 @@ class _Memo:
 
     def _constant_value(self, tensor: Any) -> torch.Tensor | None:
         node = self._trace.node_of(tensor)
-        return None if node is None else computed(node, self._trace.tracer)
+        if node is None:
+            return None
+        if self._adopted is None:
+            return computed(node, self._trace.tracer)
+        return computed(node, self._trace.tracer, self._adopted.value_of)
 
     def _as_constants(self, value: Any) -> Any:
         """Replace results computed from constants alone by constants of the trace."""

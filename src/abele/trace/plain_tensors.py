@@ -24,6 +24,7 @@ from abele.containers import is_sequence
 from abele.errors import CaptureError
 from abele.program import node_argument, writes
 from abele.program.aliasing import INSTEAD, SHARES, base, other_kind
+from abele.trace.adopted import Adopted
 from abele.trace.module_state import plain
 from abele.warn import user_line, warn_user
 
@@ -69,6 +70,7 @@ class PlainTensors:
         trace: the trace under way.
         mode: the fake tensor mode of the stand-ins.
         state: memory of parameters and buffers, with their names.
+        adopted: receives the tensors as slots of the program, instead of constants.
     """
 
     def __init__(
@@ -76,11 +78,13 @@ class PlainTensors:
         trace: _torch.Interception,
         mode: _torch.FakeTensorMode,
         state: Mapping[int, str],
+        adopted: Adopted | None = None,
     ):
         self._trace, self._mode, self._state = trace, mode, state
+        self._adopted = adopted
         self._memories: dict[int, PlainMemory] = {}
         self._by_node: dict[torch.fx.Node, PlainMemory] = {}
-        self._stand_ins: dict[Any, _torch.FakeTensor] = {}
+        self._stand_ins: dict[Any, torch.Tensor] = {}
 
     @contextlib.contextmanager
     def open(self) -> Generator[None]:
@@ -128,7 +132,7 @@ class PlainTensors:
             offset = int(value.storage_offset()) if offset is None else offset
             _refuse_beyond(count, given["size"], given["stride"], offset)
 
-    def stand_in(self, value: torch.Tensor) -> _torch.FakeTensor:
+    def stand_in(self, value: torch.Tensor) -> torch.Tensor:
         """Return a plain tensor's stand-in in the trace, the same for equal memory and layout."""
         with _torch.outside_the_trace(), _torch.without_torch_function_modes():
             kind = other_kind(value)
@@ -143,8 +147,12 @@ class PlainTensors:
             if storage in self._state:
                 self._refuse_state(storage)
             if key not in self._stand_ins:
+                if self._adopted is not None:
+                    self._stand_ins[key] = self._adopted.stand_in(self._trace, self._mode, value)
+                    return self._stand_ins[key]
                 self._stand_ins[key] = self._new(storage, plain(value))
-            self._memories[storage].tensors.append(value)
+            if self._adopted is None:
+                self._memories[storage].tensors.append(value)
         return self._stand_ins[key]
 
     def lifted(self, value: torch.Tensor) -> torch.Tensor:
@@ -195,7 +203,7 @@ class PlainTensors:
             UserWarning,
         )
 
-    def written_stand_in(self, value: torch.Tensor) -> _torch.FakeTensor | None:
+    def written_stand_in(self, value: torch.Tensor) -> torch.Tensor | None:
         """Return the stand-in of a plain tensor that forward has written, or None."""
         with _torch.without_torch_function_modes():
             dense = not isinstance(value, _torch.FakeTensor) and other_kind(value) is None
@@ -206,7 +214,7 @@ class PlainTensors:
         """Return the memory of plain tensors that forward has written."""
         return [memory for memory in self._memories.values() if memory.written]
 
-    def _new(self, storage: int, value: torch.Tensor) -> _torch.FakeTensor:
+    def _new(self, storage: int, value: torch.Tensor) -> torch.Tensor:
         proxy = self._constant(value)
         memory = self._memories.setdefault(storage, PlainMemory(proxy.node, value))
         if proxy.node is not memory.node:
@@ -249,3 +257,10 @@ def written_stand_in(value: torch.Tensor) -> torch.Tensor | None:
     """Return the stand-in of a plain tensor that the active forward has written, or None."""
     active = _active.get()
     return None if active is None else active.written_stand_in(value)
+
+
+def stand_in(value: torch.Tensor) -> torch.Tensor:
+    """Return the traced tensor of a real one in the active trace; traced ones as they are."""
+    active = _active.get()
+    assert active is not None, "no trace under way"
+    return value if isinstance(value, _torch.FakeTensor) else active.stand_in(value)

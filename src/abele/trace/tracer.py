@@ -43,6 +43,7 @@ from abele.program.aliasing import base as _base
 from abele.program.aliasing import written as _written
 from abele.program.core import line_of
 from abele.trace import operator_cache
+from abele.trace.adopted import Adopted, Named
 from abele.trace.control_flow import restore_views
 from abele.trace.decompositions import PORTABLE_OPERATORS, conjugate_numbers, portable_kernels
 from abele.trace.fake_results import Results, correcting
@@ -59,24 +60,6 @@ _STATE = {Role.PARAMETER, Role.BUFFER}
 _OF_FORWARD = {*_STATE, Role.INPUT}
 
 Result = TypeVar("Result")
-
-
-@dataclasses.dataclass(frozen=True)
-class Named:
-    """A tensor with the name and role of the input slot that it becomes.
-
-    Attributes:
-        name: of the slot.
-        role: of the slot.
-        value: has its shape and dtype.
-        requires_grad: of the traced tensor. Torch looks at it without gradients, too: a linear
-            layer computes a transposed input by one GEMM if its weight requires a gradient.
-    """
-
-    name: str
-    role: Role
-    value: torch.Tensor
-    requires_grad: bool = False
 
 
 class Values:
@@ -98,6 +81,7 @@ def trace(
     named: Sequence[Named],
     mode: _torch.FakeTensorMode,
     lookup: Lookup,
+    adopted: Adopted | None = None,
 ) -> tuple[Program, Result]:
     """Trace ``body`` once, on fake tensors, as a program.
 
@@ -108,6 +92,8 @@ def trace(
         named: the input slots, in order; only shapes and dtypes of the values are used.
         mode: the fake tensor mode of the trace.
         lookup: chooses which other tensors the program returns behind its outputs.
+        adopted: receives the real tensors that ``body`` uses, as further slots; without it they
+            are constants.
 
     Returns:
         The program, and what ``body`` returned besides its outputs.
@@ -120,7 +106,7 @@ def trace(
 
     def function(*tensors: torch.Tensor) -> list[torch.Tensor]:
         lookup.start()
-        with operator_cache.remembering(mode, state) as (assigned, left):
+        with operator_cache.remembering(mode, state, adopted) as (assigned, left):
             assigned.keep(
                 (_known_as(item), tensor)
                 for item, tensor in zip(named, tensors, strict=True)
@@ -140,6 +126,8 @@ def trace(
             for item, fake in zip(named, fakes, strict=True)
         ]
         traced = _torch.graph_of(function, leaves, PORTABLE_OPERATORS)
+        if adopted is not None:
+            named, leaves = [*named, *adopted.named], [*leaves, *adopted.fakes]
         conjugate_numbers(traced)
         graph = pure(traced, leaves)
     anchors = lookup.choose(graph, [(item.name, item.role) for item in named])
