@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from abele.compilation.cache import CacheWarning, ExecutableCache
     from abele.compilation.executable import Executable
     from abele.compilation.verdict import ComparisonWarning
+    from abele.functions.decorator import EagerWarning, compile
     from abele.program import Program, Role, Slot
     from abele.runtime.session import Session
     from abele.step.config import OutputMode, Reduction, StepConfig
@@ -33,6 +34,7 @@ __all__ = [
     "CacheWarning",
     "Captured",
     "ComparisonWarning",
+    "EagerWarning",
     "Executable",
     "ExecutableCache",
     "FallbackWarning",
@@ -48,6 +50,7 @@ __all__ = [
     "__version__",
     "available",
     "build",
+    "compile",
     "get_target",
 ]
 
@@ -57,6 +60,7 @@ _NAMES = {
     "abele.compilation.cache": ("CacheWarning", "ExecutableCache"),
     "abele.compilation.executable": ("Executable",),
     "abele.compilation.verdict": ("ComparisonWarning",),
+    "abele.functions.decorator": ("EagerWarning", "compile"),
     "abele.program": ("Program", "Role", "Slot"),
     "abele.runtime.session": ("Session",),
     "abele.step.config": ("OutputMode", "Reduction", "StepConfig"),

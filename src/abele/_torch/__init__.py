@@ -389,12 +389,6 @@ def unflatten(leaves: Any, structure: Any) -> Any:
     return _pytree.tree_unflatten(leaves, structure)
 
 
-def has_views(tensor: torch.Tensor) -> bool:
-    """Return whether other tensors have the memory of a tensor, which is no view itself."""
-    storage = tensor.untyped_storage()
-    return torch._C._storage_Use_Count(storage._cdata) > 2  # the tensor and ``storage``
-
-
 def hooks_of(tensor: torch.Tensor) -> list[list[int]]:
     """Return the ids of the hooks on a tensor's gradient, and after its accumulation."""
     of_tensor: Any = tensor

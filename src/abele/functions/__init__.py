@@ -1,0 +1,1 @@
+"""``abele.compile``: functions of plain PyTorch as static programs."""

@@ -1,0 +1,232 @@
+"""Arguments of a function's call: inputs of a program, and values that it depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from abele import _torch
+from abele.errors import CaptureError
+from abele.functions.frames import PLAIN
+from abele.functions.state import same
+from abele.program import Role
+from abele.program.aliasing import other_kind
+from abele.trace.adopted import Named
+
+
+class Unread:
+    """Stands for an argument while a call is captured to find out whether anything reads it.
+
+    It is no number, so that nothing can compute with it, and only be passed on, returned or used by
+    statements of the host.
+    """
+
+    def __init__(self, index: int):
+        self.index = index
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise CaptureError("An argument that is no tensor is computed with.")
+
+    __bool__ = __int__ = __float__ = __index__ = __len__ = __iter__ = __getitem__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
+    __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _refuse
+    __neg__ = __abs__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _refuse  # type: ignore[assignment]
+    __hash__ = __format__ = __str__ = __contains__ = __call__ = _refuse  # type: ignore[assignment]
+
+
+class Arguments:
+    """The arguments of a call, and the calls that have the same program.
+
+    Args:
+        args: by position.
+        kwargs: by name.
+        unread: leaves of both that the program is not to depend on, by index.
+
+    Attributes:
+        named: the inputs of the program, contiguous.
+        present: the leaves of the call that was accepted last.
+        given: the leaves with which the call is traced.
+        others: the arguments that are no tensors.
+    """
+
+    def __init__(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], unread: Collection[int] = ()
+    ):
+        leaves, self._structure = _torch.flatten((args, dict(kwargs)))
+        self._unread = {*unread}
+        self.present: Sequence[Any] = leaves
+        self.given: Sequence[Any] = leaves
+        self._leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        self._tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        tensors = [leaves[index] for index in self._tensors]
+        for tensor in tensors:
+            _check(tensor)
+        self._layouts = [layout(tensor) for tensor in tensors]
+        self._orders = [order(tensor) for tensor in tensors]
+        self._plain = not kwargs and len(self._tensors) == len(leaves) == len(args)
+        self._examples = tensors
+        values = self.inputs(tensors)
+        self.named = [
+            Named(f"input{i}", Role.INPUT, value, tensors[i].requires_grad)
+            for i, value in enumerate(values)
+        ]
+
+    @property
+    def others(self) -> list[Any]:
+        """The leaves of the arguments that are no tensors."""
+        taken = {*self._tensors}
+        return [leaf for i, leaf in enumerate(self._leaves) if i not in taken]
+
+    def rebuilt(self, inputs: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return arguments with other tensors, in the layouts of the call's own."""
+        leaves = list(self._leaves)
+        for index in self._unread:
+            leaves[index] = Unread(index)
+        for index, how, tensor in zip(self._tensors, self._orders, inputs, strict=True):
+            if how != sorted(how):
+                tensor = tensor.permute([how.index(axis) for axis in range(len(how))])
+            leaves[index] = tensor
+        self.given = leaves
+        return _torch.unflatten(leaves, self._structure)
+
+    def require_unchanged(self, args: Any, kwargs: Any) -> None:
+        """Refuse a function that has changed the lists or dictionaries that it was given.
+
+        Raises:
+            CaptureError: ``args`` and ``kwargs`` have other leaves than the trace has begun with.
+        """
+        leaves, structure = _torch.flatten((args, kwargs))
+        if structure != self._structure or any(
+            a is not b for a, b in zip(leaves, self.given, strict=True)
+        ):
+            raise CaptureError(
+                "The function changes a list or dictionary that it was given. Return the new "
+                "values, or change a copy."
+            )
+
+    def inputs(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the tensors of a call as a program takes them."""
+        return [
+            tensor.detach().permute(how).contiguous() if tensor.dim() else tensor.detach()
+            for tensor, how in zip(tensors, self._orders, strict=True)
+        ]
+
+    def accepts(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> list[torch.Tensor] | None:
+        """Return the inputs of another call if it has the same program; else None."""
+        if self._plain and not kwargs and len(args) == len(self._layouts):
+            tensors: Sequence[Any] = args
+            self.present = args
+        else:
+            leaves, structure = _torch.flatten((args, dict(kwargs)))
+            if structure != self._structure or not self._same_values(leaves):
+                return None
+            self.present = leaves
+            tensors = [leaves[index] for index in self._tensors]
+        for tensor, expected in zip(tensors, self._layouts, strict=True):
+            if not isinstance(tensor, torch.Tensor) or layout(tensor) != expected:
+                return None
+        if self._is_contiguous:
+            return list(tensors)
+        return self.inputs(tensors)
+
+    @property
+    def _is_contiguous(self) -> bool:
+        return all(item[3] for item in self._layouts)
+
+    def _same_values(self, leaves: Sequence[Any]) -> bool:
+        return not self._different(leaves)
+
+    def _different(self, leaves: Sequence[Any]) -> list[int]:
+        taken = {*self._tensors, *self._unread}
+        return [
+            index
+            for index, (before, now) in enumerate(zip(self._leaves, leaves, strict=True))
+            if index not in taken and not same(before, now)
+        ]
+
+    def changed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[int]:
+        """Return which plain values differ in another call with the same structure, by index."""
+        leaves, structure = _torch.flatten((args, dict(kwargs)))
+        if structure != self._structure:
+            return set()
+        different = self._different(leaves)
+        plain = all(isinstance(self._leaves[index], PLAIN) for index in different)
+        return {*different, *self._unread} if plain else set()
+
+    def check_memory(
+        self, state: Sequence[torch.Tensor], written: Collection[tuple[Role, str]]
+    ) -> None:
+        """Refuse inputs that share memory with state or another input, where one is written.
+
+        Raises:
+            CaptureError: a write to one would change the other.
+        """
+        if not written:
+            return
+        memory = {_torch.memory_of(tensor) for tensor in state}
+        for tensor in self._examples:
+            if _torch.memory_of(tensor) in memory:
+                raise CaptureError(
+                    "An argument shares its memory with a tensor that the function reaches "
+                    "otherwise and writes. Pass a clone."
+                )
+        inputs = [_torch.memory_of(tensor) for tensor in self._examples]
+        for role, name in written:
+            if role is not Role.INPUT or not name.startswith("input"):
+                continue
+            index = int(name[5:])
+            if not self._examples[index].permute(self._orders[index]).is_contiguous():
+                raise CaptureError(
+                    "The function writes to an argument whose elements do not lie together in "
+                    "memory. Pass contiguous() of it."
+                )
+            if inputs.count(inputs[index]) > 1:
+                raise CaptureError(
+                    "The function writes to an argument that shares its memory with another one. "
+                    "Pass a clone."
+                )
+
+    def forget_examples(self) -> None:
+        """Release the tensors of the traced call."""
+        self._examples, self.present, self.given = [], [], []
+
+
+def layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return what a program depends on of an input."""
+    contiguous = tensor.is_contiguous()
+    return (
+        tensor.dtype,
+        tensor.shape,
+        tensor.requires_grad,
+        contiguous,
+        None if contiguous else tensor.stride(),
+        tensor.device,
+    )
+
+
+def order(tensor: torch.Tensor) -> list[int]:
+    """Return the dimensions of a tensor by falling strides; as they are if it is contiguous."""
+    axes = list(range(tensor.dim()))
+    if tensor.is_contiguous():
+        return axes
+    return sorted(axes, key=lambda axis: -tensor.stride(axis))
+
+
+def _check(tensor: torch.Tensor) -> None:
+    kind = other_kind(tensor)
+    if kind is not None:
+        raise CaptureError(f"An argument is {kind}; a program takes dense tensors.")
+    if tensor.requires_grad and not tensor.is_leaf:
+        raise CaptureError(
+            "An argument has a gradient function from outside. A program has its own backward: "
+            "pass detach() of it, or compute it inside."
+        )
+    if tensor.requires_grad:
+        raise CaptureError(
+            "An argument requires a gradient, which a call would leave in its grad. Call "
+            "requires_grad_() on a detached tensor inside the function."
+        )

@@ -1,0 +1,223 @@
+"""A captured call of a function, compiled, with the calls that it serves."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from abele import _torch
+from abele.compilation.build import BuildRecord, build
+from abele.compilation.executable import Announce, ExecutableSource
+from abele.compilation.start import Start
+from abele.functions.arguments import Arguments, Unread, layout, order
+from abele.functions.capture import CapturedCall, Given, Output
+from abele.functions.guards import Guards
+from abele.functions.host import Host
+from abele.program import Role
+from abele.runtime.session import Session
+from abele.step.config import StepConfig
+
+_data_ptr = torch.Tensor.data_ptr
+_requires_grad = operator.attrgetter("requires_grad")
+
+
+def modes() -> tuple[Any, ...]:
+    """Return torch's settings of this thread that change what a function computes."""
+    on = torch.is_autocast_enabled("cpu")
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        on,
+        torch.get_autocast_dtype("cpu") if on else None,
+        torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+class CompiledCall:
+    """A program of a function and the conditions under which it serves a call.
+
+    Attributes:
+        captured: the program with its effects.
+        record: of the build.
+        session: runs the program on the user's own tensors.
+        calls: how many calls it has served.
+    """
+
+    def __init__(
+        self,
+        captured: CapturedCall,
+        arguments: Arguments,
+        guards: Guards,
+        host: Host | None,
+        *,
+        cache: ExecutableSource | None,
+        start: Start,
+        announce: Announce,
+    ):
+        self.captured, self._arguments, self.guards = captured, arguments, guards
+        self._host = host
+        self._modes = modes()
+        others = (Role.HYPER, Role.INPUT)
+        self._tensors = [t for (role, _), t in captured.tensors.items() if role not in others]
+        self._memory = list(map(_data_ptr, self._tensors))
+        self._trained = list(map(_requires_grad, self._tensors))
+        gradients = captured.gradients
+        self._absent, self._given = gradients.absent, gradients.given
+        self._layouts = [_layout(tensor.grad) for tensor in self._given]
+        self._read = list(captured.read.items())
+        written = {(s.role, s.name) for s in captured.program.inputs if s.mutated}
+        self._written = [t for key, t in captured.tensors.items() if key in written]
+        self._storages = {_memory(tensor) for tensor in self._tensors} - {0}
+        slots = [slot for slot in captured.program.inputs if slot.role is Role.INPUT]
+        self._written_inputs = [index for index, slot in enumerate(slots) if slot.mutated]
+        self.session, self.record = self._session(cache, start, announce)
+        self.calls = 0
+        arguments.forget_examples()
+
+    def _session(
+        self, cache: ExecutableSource | None, start: Start, announce: Announce
+    ) -> tuple[Session, BuildRecord]:
+        captured = self.captured
+        config = StepConfig(training=captured.program.name == "step")
+        executable, record = build(
+            [captured.program], config, cache=cache, start=start, announce=announce
+        )
+        by_role: dict[Role, dict[str, torch.Tensor]] = {role: {} for role in Role}
+        for (role, name), value in captured.state.items():
+            by_role[role][name] = value
+        hyper = {n: v for each in captured.numbers for n, v in each.slots.items()}
+        session = Session(
+            executable,
+            config,
+            by_role[Role.PARAMETER],
+            by_role[Role.BUFFER],
+            by_role[Role.OPTIMIZER_STATE],
+            hyper,
+            adopts=True,
+        )
+        return session, record
+
+    def accepts(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return the inputs of a call that this program serves; else None."""
+        inputs = self._arguments.accepts(args, kwargs)
+        if inputs is None or self._modes != modes() or not self._state_is_same():
+            return None
+        if self._given:
+            gradients = self._gradients()
+            if gradients is None:
+                return None
+            inputs = [*inputs, *gradients]
+        if (self._written or self._written_inputs) and self._overlap(inputs):
+            return None
+        return inputs if self._follow_numbers() and self.guards.hold() else None
+
+    def _gradients(self) -> list[torch.Tensor] | None:
+        """Return the gradients that the call finds, as inputs; None if their layouts differ."""
+        gradients = [tensor.grad for tensor in self._given]
+        if list(map(_layout, gradients)) != self._layouts:
+            return None
+        present = [each for each in gradients if each is not None]
+        return [each.detach().permute(order(each)) for each in present]
+
+    def _overlap(self, inputs: Sequence[torch.Tensor]) -> bool:
+        """Return whether inputs share memory with state, or with an input that is written."""
+        memory = [_memory(tensor) for tensor in inputs]
+        if not self._storages.isdisjoint(memory):
+            return True
+        return any(memory.count(memory[index]) > 1 for index in self._written_inputs)
+
+    def _state_is_same(self) -> bool:
+        tensors = self._tensors
+        if list(map(_data_ptr, tensors)) != self._memory:
+            return False
+        if list(map(_requires_grad, tensors)) != self._trained:
+            return False
+        if any(tensor.grad is not None for tensor in self._absent):
+            return False
+        return all(torch.equal(tensor, value) for tensor, value in self._read)
+
+    def _follow_numbers(self) -> bool:
+        for numbers in self.captured.numbers:
+            if not numbers.has_same_state():
+                return False
+            slots, others = numbers.changed()
+            if others:
+                return False
+            if slots:
+                numbers.follow(self.session.set_hyper)
+        return True
+
+    def difference(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """Return why this program does not serve a call, in words."""
+        if self._arguments.accepts(args, kwargs) is None:
+            return "the arguments have other shapes, types or values"
+        if self._modes != modes():
+            return "grad mode, autocast or another setting of torch differs"
+        if not self._state_is_same():
+            return "a tensor of the state has been replaced, or a number in one has changed"
+        if not self._follow_numbers():
+            changed = [sorted(numbers.changed()[1]) for numbers in self.captured.numbers]
+            names = ", ".join(name for each in changed for name in each)
+            return f"the optimizer has other numbers or state: {names or 'its state'}"
+        return self.guards.difference() or "nothing"
+
+    def changed_numbers(self) -> dict[int, frozenset[str]]:
+        """Return the arguments of optimizers that have changed and are no slots, by ``id``."""
+        return {
+            id(numbers.optimizer): frozenset(numbers.changed()[1] - {"param_groups"})
+            for numbers in self.captured.numbers
+        }
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> Any:
+        """Run the program; return the function's result."""
+        outputs = self.session.step(inputs)
+        self.calls += 1
+        captured = self.captured
+        if self._written:
+            torch.autograd.graph.increment_version(self._written)
+        gradients = captured.gradients
+        for tensor in gradients.emptied:
+            tensor.grad = None
+        for tensor, index in gradients.kept.items():
+            tensor.grad = outputs[index]
+        leaves = [self._leaf(each, outputs) for each in captured.leaves]
+        result, events, stored, schedules = _torch.unflatten(leaves, captured.structure)
+        for each, value in zip(captured.stored, stored, strict=True):
+            each.store(value)
+        if self._host is None and not schedules:
+            return result
+
+        def before(place: int) -> None:
+            for scheduler, (at, args, kwargs) in zip(captured.schedulers, schedules, strict=True):
+                if at == place:
+                    scheduler.step(*args, **kwargs)
+
+        if self._host is None:
+            before(0)
+            return result
+        return self._host.run(events, result, before)
+
+    def _leaf(self, leaf: Any, outputs: Sequence[torch.Tensor]) -> Any:
+        if type(leaf) is Output:
+            return outputs[leaf.index]
+        return self._arguments.present[leaf.index] if type(leaf) in (Given, Unread) else leaf
+
+    def changed_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[int]:
+        """Return which plain arguments differ in another call, by index; see ``Arguments``."""
+        return self._arguments.changed(args, kwargs)
+
+    def close(self) -> None:
+        """Stop compiling, and release the program."""
+        self.session.close()
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _layout(gradient: torch.Tensor | None) -> Any:
+    return None if gradient is None else layout(gradient)

@@ -1,0 +1,379 @@
+"""``abele.compile``: a function of plain PyTorch, whose calls run as static programs.
+
+The first call runs as it is and creates what first calls create, such as optimizer state. Later
+calls run programs: one for each combination of shapes, types and Python values that is met.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import inspect
+import os
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar, cast, overload
+
+import torch
+
+from abele.compilation.cache import ExecutableCache
+from abele.compilation.start import Start
+from abele.errors import AbeleError, CaptureError, DataDependentError
+from abele.functions.arguments import Arguments
+from abele.functions.capture import ChangesError, capture, code_of
+from abele.functions.compiled import CompiledCall
+from abele.functions.frames import Frame, Frames
+from abele.functions.guards import Guards
+from abele.functions.host import Host, divide
+from abele.functions.optimizers import NotYetError
+from abele.functions.state import Reached
+from abele.kernels.build import cache_folder
+from abele.program.core import is_library
+from abele.warn import show, warn_user
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+MOST_PROGRAMS = 8
+_MOST_FAILURES = 3
+_tracing = threading.local()
+# Names by which code reads the numbers of optimizers.
+_NUMBERS = frozenset({"lr", "param_groups", "get_last_lr", "get_lr"})
+
+
+class EagerWarning(UserWarning):
+    """A compiled function runs as plain PyTorch, or from now on does."""
+
+
+def _line_in(function: Callable[..., Any], error: BaseException) -> int | None:
+    """Return the line of a function's own code at which an error was raised; None if below it."""
+    code = code_of(function)
+    while error.__cause__ is not None:
+        error = error.__cause__
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not is_library(frame.filename):
+            is_own = code and (frame.filename, frame.name) == (code.co_filename, code.co_name)
+            return frame.lineno if is_own else None
+    return None
+
+
+class _Bound:
+    """A method's function in the dictionary of its object, which no copy of the object takes over.
+
+    Attributes:
+        function: the function; None before the first use.
+        owner: a weak reference to the object.
+    """
+
+    def __init__(self):
+        self.function: Function | None = None
+        self.owner: weakref.ref[Any] | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Bound:
+        """Return an empty one."""
+        return _Bound()
+
+    def __reduce__(self) -> Any:
+        """Pickle as an empty one."""
+        return _Bound, ()
+
+
+class Function:
+    """A function whose calls run as programs; made by ``abele.compile``.
+
+    Attributes:
+        function: the user's function.
+        programs: the compiled calls, the latest one first.
+        eager: why calls run as plain PyTorch; None if they do not.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        strict: bool = False,
+        keep_gradients: bool = False,
+        cache: str | os.PathLike[str] | bool = True,
+        start: Start = Start.TIERED,
+    ):
+        if not isinstance(function, torch.nn.Module):
+            functools.update_wrapper(self, function)
+        self.function, self.strict = function, strict
+        self.programs: list[CompiledCall] = []
+        self.eager: str | None = None
+        self._keep, self._cache, self._start = keep_gradients, _cache_of(cache), start
+        self._calls, self._failures = 0, 0
+        self._frames = Frames(code_of(function))
+        self._promoted: dict[int, frozenset[str]] = {}
+        self._lock = threading.RLock()
+        self._of_others: dict[int, _Bound] = {}  # for classes, and objects without a dictionary
+        if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+            self._give_up(CaptureError("It is a generator or coroutine, which runs in pieces."))
+
+    def __repr__(self) -> str:
+        name = getattr(self.function, "__qualname__", type(self.function).__name__)
+        if self.eager is not None:
+            return f"<abele function {name}: plain PyTorch, because {self.eager}>"
+        targets = sorted({each.record.target for each in self.programs})
+        where = f" on {', '.join(targets)}" if targets else ""
+        return f"<abele function {name}: {len(self.programs)} programs{where}>"
+
+    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+        """Bind a method: each object gets programs of its own."""
+        if owner is None:
+            return self
+        if isinstance(owner, type) or not hasattr(owner, "__dict__"):
+            kept = self._of_others.setdefault(id(owner), _Bound())
+        else:
+            name = f"_abele_{getattr(self.function, '__qualname__', 'function')}_"
+            space = cast("dict[str, _Bound]", vars(owner))
+            kept = space.setdefault(name, _Bound())
+            if kept.owner is not None and kept.owner() is not owner:  # of a copied object
+                kept = space[name] = _Bound()
+        if kept.function is None:
+            kept.function = self._like(cast("Any", self.function).__get__(owner, kind))
+            with contextlib.suppress(TypeError):
+                kept.owner = weakref.ref(owner)
+        return kept.function
+
+    def _like(self, function: Callable[..., Any]) -> Function:
+        made = Function(
+            function, strict=self.strict, keep_gradients=self._keep, start=self._start, cache=False
+        )
+        made._cache = self._cache
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Function:
+        """Return a function without programs, of the copied object if it is a method."""
+        return self._like(copy.deepcopy(self.function, memo))
+
+    def __reduce__(self) -> Any:
+        """Pickle a function by its name, and a method by its object and name."""
+        owner = getattr(self.function, "__self__", None)
+        name = cast("Any", self.function).__name__
+        return cast("Any", self).__qualname__ if owner is None else (getattr, (owner, name))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function, by a program if there is one for these arguments."""
+        if self.eager is not None or getattr(_tracing, "active", False):
+            return self.function(*args, **kwargs)
+        with self._lock:
+            for index, program in enumerate(self.programs):
+                inputs = program.accepts(args, kwargs)
+                if inputs is not None:
+                    if index:
+                        self.programs.insert(0, self.programs.pop(index))
+                    return program.run(inputs)
+            return self._other(args, kwargs)
+
+    def _other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function with arguments that no program serves."""
+        self._calls += 1
+        if self._calls == 1 and not torch.is_inference_mode_enabled():
+            with self._frames.watching():
+                return self.function(*args, **kwargs)
+        if len(self.programs) >= MOST_PROGRAMS:
+            reason = self.programs[0].difference(args, kwargs)
+            self._give_up(
+                CaptureError(f"It needs more than {MOST_PROGRAMS} programs; in this call {reason}.")
+            )
+            return self.function(*args, **kwargs)
+        self._promote(args, kwargs)
+        try:
+            compiled = self._compiled(args, kwargs)
+        except Exception as error:  # noqa: BLE001 - the call itself may raise the same
+            self._failures += 1
+            passing = isinstance(error, NotYetError) or not isinstance(error, AbeleError)
+            if not passing or self._failures > _MOST_FAILURES:
+                self._give_up(error)
+            return self.function(*args, **kwargs)
+        inputs = compiled.accepts(args, kwargs)
+        if inputs is None:
+            reason = compiled.difference(args, kwargs)
+            compiled.close()
+            self._give_up(CaptureError(f"What a call depends on changes while it runs: {reason}."))
+            return self.function(*args, **kwargs)
+        self.programs.insert(0, compiled)
+        return compiled.run(inputs)
+
+    def _promote(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Make numbers of optimizers slots once they have changed."""
+        for program in self.programs:
+            for key, names in program.changed_numbers().items():
+                self._promoted[key] = self._promoted.get(key, frozenset()) | names
+
+    def _compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledCall:
+        """Capture and compile a call, for any value of arguments that nothing computes with."""
+        for program in self.programs:
+            unread = program.changed_arguments(args, kwargs)
+            if unread:
+                with contextlib.suppress(Exception):  # then something reads them
+                    return self._divided(args, kwargs, unread)
+                break
+        return self._divided(args, kwargs)
+
+    def _divided(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], unread: Collection[int] = ()
+    ) -> CompiledCall:
+        """Capture and compile a call, divided into traced and host's statements as needed."""
+        lines, changed = set[int](), set[str]()
+        cause: DataDependentError | None = None
+        while True:
+            try:
+                host = divide(self.function, lines, changed)
+            except CaptureError as error:
+                if cause is None:
+                    raise
+                raise CaptureError(f"{str(cause).partition('. ')[0]}. {error}") from cause
+            try:
+                return self._captured(args, kwargs, host, unread)
+            except DataDependentError as error:
+                line, cause = _line_in(self.function, error), error
+                if line is None or line in lines:
+                    raise
+                lines.add(line)
+            except ChangesError as error:
+                names = {part for each in error.changes for part in each.names()} - changed
+                if not names:
+                    raise
+                changed |= names
+
+    def _captured(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        host: Host | None,
+        unread: Collection[int],
+    ) -> CompiledCall:
+        arguments = Arguments(args, kwargs, unread)
+        reached = Reached(self.function, self._frames, arguments.others)
+        reached.refuse_iterators()
+        if host is not None:
+            host.is_reached = reached.has
+        own = self.function if host is None else host.remaining
+        frames = Frames(code_of(own))
+        _tracing.active = True
+        try:
+            with frames.watching():
+                captured = capture(
+                    self.function,
+                    arguments,
+                    reached,
+                    self._promoted,
+                    keep_gradients=self._keep,
+                    slots=self._may_have_slots(host),
+                    host=host,
+                )
+        finally:
+            _tracing.active = False
+            reached.put_back()
+        if any(frame.reads_clock() for frame in frames):
+            raise CaptureError(
+                "The function reads a clock or the environment, which a program would repeat. Read "
+                "it outside."
+            )
+        modules = [module for _, module in reached.modules.values()]
+        left_out = frozenset[str]() if host is None else host.effects
+        kept = [each for each in captured.stored if each.key != "training"]
+        stored = frozenset((id(each.holder), each.key) for each in kept)
+        guards = Guards(
+            self.function,
+            frames,
+            modules,
+            list(captured.tensors.values()),
+            [optimizer for _, optimizer in reached.optimizers.values()],
+            left_out,
+            stored,
+        )
+        return CompiledCall(
+            captured,
+            arguments,
+            guards,
+            host,
+            cache=self._cache,
+            start=self._start,
+            announce=self._announce,
+        )
+
+    def _may_have_slots(self, host: Host | None) -> bool:
+        """Return whether no traced code of the user's reads the numbers of optimizers."""
+        own = code_of(self.function if host is None else host.remaining)
+        others = [each for each in self._frames if each.code is not code_of(self.function)]
+        frames = [Frame(own, {}, {})] if own is not None else []
+        return not any(each.mentions(_NUMBERS) for each in (*frames, *others))
+
+    def _announce(self, text: str) -> None:
+        show(f"abele: {getattr(self.function, '__name__', 'function')}: {text}")
+
+    def _give_up(self, error: Exception) -> None:
+        known = isinstance(error, AbeleError)
+        text = str(error) if known else f"its capture fails by {type(error).__name__}: {error}"
+        if self.strict:
+            raise error if known else CaptureError(text) from error
+        self.eager = text
+        for program in self.programs:
+            program.close()
+        self.programs.clear()
+        name = getattr(self.function, "__qualname__", type(self.function).__name__)
+        warn_user(
+            f"{name} runs as plain PyTorch from now on: {text} "
+            "Pass strict=True to abele.compile to make this an error.",
+            EagerWarning,
+        )
+
+
+def _cache_of(cache: str | os.PathLike[str] | bool) -> ExecutableCache | None:
+    if cache is False:
+        return None
+    folder = cache_folder() / "programs" if cache is True else cache
+    return ExecutableCache(folder)
+
+
+@overload
+def compile(function: _Function) -> _Function: ...
+
+
+@overload
+def compile(
+    *,
+    strict: bool = ...,
+    keep_gradients: bool = ...,
+    cache: str | os.PathLike[str] | bool = ...,
+    start: Start | str = ...,
+) -> Callable[[_Function], _Function]: ...
+
+
+def compile(
+    function: Any = None,
+    *,
+    strict: bool = False,
+    keep_gradients: bool = False,
+    cache: str | os.PathLike[str] | bool = True,
+    start: Start | str = Start.TIERED,
+) -> Any:
+    """Compile a function of tensors, such as a whole training step, to static programs.
+
+    Forward, backward, clipping and the optimizer's update become one program, which writes the
+    user's own parameters, buffers and optimizer state.
+
+    Args:
+        function: any function or method that computes with tensors; also a module.
+        strict: raise an error where the function would run as plain PyTorch.
+        keep_gradients: leave gradients in ``grad`` after an update has used them; by default they
+            are never written to memory, and ``grad`` is None.
+        cache: a folder for compiled programs; True for the user's cache folder, False for none.
+        start: how first calls run; see ``abele.compilation.start``.
+
+    Raises:
+        CaptureError: at a call, with ``strict``, where the function cannot be one program.
+    """
+    if function is None:
+        return functools.partial(
+            compile, strict=strict, keep_gradients=keep_gradients, cache=cache, start=start
+        )
+    if not callable(function):
+        raise TypeError(f"abele.compile takes a function, found {function!r}.")
+    return Function(
+        function, strict=strict, keep_gradients=keep_gradients, cache=cache, start=Start(start)
+    )

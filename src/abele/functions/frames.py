@@ -1,0 +1,219 @@
+"""The user's code that runs during a call, with the objects that it names."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import dis
+import functools
+import os
+import sys
+import sysconfig
+import time
+import types
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import torch
+
+from abele import libraries
+from abele.capture import reachable
+
+#: Types whose values are compared, and not their identity.
+PLAIN = (
+    *(type(None), bool, int, float, complex, str, bytes),
+    *(torch.dtype, torch.device, torch.Size),
+)
+_MOST = 4000
+_ENVIRONMENT = frozenset({"environ", "getenv"})
+_CLOCKS = frozenset(
+    {"now", *(name for name in dir(time) if name.startswith(("time", "perf", "mono", "process")))}
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frame:
+    """A call of a user's function: its code, its globals, and objects among its variables.
+
+    Attributes:
+        code: of the function.
+        namespace: its globals.
+        values: arguments and variables of enclosing functions that are no tensors, by name.
+    """
+
+    code: types.CodeType
+    namespace: dict[str, Any]
+    values: dict[str, Any]
+
+    def roots(self) -> Iterator[tuple[str, Any]]:
+        """Yield the objects that the code can start from, with the names that it uses."""
+        yield from self.values.items()
+        yield from self.globals()
+
+    def globals(self) -> Iterator[tuple[str, Any]]:
+        """Yield the globals that the code reads."""
+        for name in _loads(self.code)[0]:
+            if name in self.namespace:
+                yield name, self.namespace[name]
+
+    @property
+    def attributes(self) -> frozenset[str]:
+        """The names of attributes that the code reads, maybe by ``getattr`` or as keys."""
+        return _loads(self.code)[1]
+
+    def reads_clock(self) -> bool:
+        """Return whether the code names a clock of Python's, or the environment."""
+        if self.code.co_filename.startswith(_PACKAGES):
+            return False
+        return any(self._is_clock(value) for _, value in self.globals())
+
+    def _is_clock(self, value: Any) -> bool:
+        if value is os.environ or value is os.getenv:
+            return True
+        if value is os:
+            return bool(self.attributes & _ENVIRONMENT)
+        if value is time or value is datetime or value is datetime.datetime:
+            return bool(self.attributes & _CLOCKS)
+        return getattr(value, "__module__", None) == "time" and callable(value)
+
+    def mentions(self, texts: frozenset[str]) -> bool:
+        """Return whether the code has one of some names or string constants."""
+        constants = {each for each in self.code.co_consts if isinstance(each, str)}
+        return bool(texts & (constants | {*self.code.co_names}))
+
+
+@functools.cache
+def _loads(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the globals and the attributes that code reads or sets."""
+    variables, attributes = set[str](), set[str]()
+    for each in dis.get_instructions(code):
+        if each.opname.endswith(("_GLOBAL", "_NAME")):
+            variables.add(str(each.argval))
+        elif each.opname.endswith(("_ATTR", "_METHOD")):
+            attributes.add(str(each.argval))
+    for inner in code.co_consts:
+        if isinstance(inner, str) and inner.isidentifier():
+            attributes.add(inner)
+        if isinstance(inner, types.CodeType):
+            more = _loads(inner)
+            variables |= more[0]
+            attributes |= more[1]
+    return frozenset(variables), frozenset(attributes)
+
+
+class Frames:
+    """The frames of a user's code that were seen while functions were called.
+
+    Args:
+        own: code that is the user's wherever it comes from.
+    """
+
+    def __init__(self, own: types.CodeType | None):
+        self._own = own
+        self._seen: dict[tuple[Any, ...], Frame] = {}
+        self._library: dict[types.CodeType, bool] = {}
+
+    def __iter__(self) -> Iterator[Frame]:
+        return iter(list(self._seen.values()))
+
+    @contextlib.contextmanager
+    def watching(self) -> Generator[None]:
+        """Note the functions that this thread calls in a ``with`` block."""
+        before = sys.gettrace()
+        sys.settrace(self._called)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+
+    def _called(self, frame: types.FrameType, event: str, arg: Any) -> None:
+        code = frame.f_code
+        is_library = self._library.get(code)
+        if is_library is None:
+            file = code.co_filename
+            is_library = file.startswith("<") and not _is_users(frame)
+            is_library = code is not self._own and (is_library or _is_of_library(file))
+            self._library[code] = is_library
+        if not is_library and len(self._seen) < _MOST and not _is_imported(frame):
+            self._note(frame)
+
+    def _note(self, frame: types.FrameType) -> None:
+        values = {
+            name: value
+            for name, value in frame.f_locals.items()
+            if not isinstance(value, torch.Tensor) and not name.startswith(".")
+        }
+        objects = [id(v) for v in values.values() if not isinstance(v, PLAIN)]
+        free = frame.f_code.co_freevars
+        key = (frame.f_code, *objects)
+        if key not in self._seen:
+            kept = {n: v for n, v in values.items() if n in free or not isinstance(v, PLAIN)}
+            self._seen[key] = Frame(frame.f_code, frame.f_globals, kept)
+
+
+_STDLIB = sysconfig.get_path("stdlib") + os.sep
+_PACKAGES = tuple({*(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib"))})
+# Packages that torch and this project call, whose numbers no result depends on.
+_OPAQUE: tuple[str, ...] = tuple(
+    os.path.join(folder, name)
+    for folder in _PACKAGES
+    for name in ("tqdm/", "numpy/", "sympy/", "filelock/", "typing_extensions.py")
+)
+
+
+def _is_of_library(file: str) -> bool:
+    """Return whether a source file is torch's, this project's or Python's own."""
+    own = file.startswith(_STDLIB) and not file.startswith(_PACKAGES)
+    own = own or file.startswith(_OPAQUE)
+    return own or file.startswith("<frozen") or libraries.has_file(file)
+
+
+def _is_users(frame: types.FrameType) -> bool:
+    """Return whether code without a file is the user's: typed in a console or a notebook."""
+    name = str(frame.f_globals.get("__name__", ""))
+    generated = frame.f_code.co_filename.startswith(("<frozen", "<eval_with_key", "<torch"))
+    known = name.startswith("namedtuple_") or is_of_library(name)
+    return bool(name) and not generated and not known
+
+
+def _is_imported(frame: types.FrameType) -> bool:
+    """Return whether code runs because a module is being imported."""
+    current: types.FrameType | None = frame
+    while current is not None:
+        if current.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        current = current.f_back
+    return False
+
+
+def global_names(frames: Frames) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Yield the globals that code names and that hold data: namespace, name, value."""
+    seen: set[tuple[int, str]] = set()
+    for frame in frames:
+        for name, value in frame.globals():
+            key = (id(frame.namespace), name)
+            if key not in seen:
+                seen.add(key)
+                if not isinstance(value, types.ModuleType | types.FunctionType | type):
+                    yield frame.namespace, name, value
+
+
+def attribute(value: Any, name: str) -> tuple[Any, Any] | None:
+    """Return the dictionary that has an attribute of an object, and its value; else None."""
+    if isinstance(value, types.ModuleType):
+        space = vars(value)
+        return (space, space[name]) if name in space else None
+    own = {} if isinstance(value, type) else reachable.attributes_of(value)
+    if name in own:
+        return own, own[name]
+    owner: Any = value if isinstance(value, type) else type(value)
+    spaces: list[Any] = [vars(kind) for kind in owner.__mro__]
+    return next(((space, space[name]) for space in spaces if name in space), None)
+
+
+def is_of_library(module: str) -> bool:
+    """Return whether a module is torch's, this project's or Python's own."""
+    top = module.partition(".")[0]
+    own = top in sys.stdlib_module_names and top != "__main__"
+    return own or top == "numpy" or libraries.has_module(module)

@@ -1,0 +1,308 @@
+"""Guards: the values of Python that a captured program depends on.
+
+The user's code names globals, variables of enclosing functions and attributes. Their values are
+noted when a call is captured; the program serves later calls while they are the same. Attributes of
+modules are watched instead: setting one, or adding a hook, counts up a number that each call
+compares.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import gc
+import math
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from abele import _torch
+from abele._torch.contexts import around_step
+from abele.capture import reachable
+from abele.containers import is_array, is_dict, is_sequence, items_of
+from abele.errors import CaptureError
+from abele.functions.frames import PLAIN, Frames, attribute, is_of_library
+from abele.functions.state import same
+
+_MOST_ITEMS, _MOST_PARTS = 4096, 16
+_DEPTH = 8
+
+
+class _Watch:
+    """Changes of watched modules since this process began.
+
+    Attributes:
+        changes: the number of attributes set, parts registered and hooks added or removed.
+    """
+
+    def __init__(self):
+        self.changes = 0
+        self._modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._installed = False
+
+    def add(self, modules: Iterable[torch.nn.Module]) -> None:
+        """Watch modules from now on."""
+        if not self._installed:
+            self._install()
+        self._modules.update(modules)
+
+    def _install(self) -> None:
+        self._installed = True
+        for kind, name in (
+            (torch.nn.Module, "__setattr__"),
+            (torch.nn.Module, "__delattr__"),
+            (RemovableHandle, "__init__"),
+            (RemovableHandle, "remove"),
+        ):
+            setattr(kind, name, self._counting(kind, getattr(kind, name)))
+
+    def _counting(self, kind: type, original: Callable[..., Any]) -> Callable[..., Any]:
+        is_module = kind is torch.nn.Module
+
+        @functools.wraps(original)
+        def counting(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            if not is_module or owner in self._modules:
+                self.changes += 1
+            return original(owner, *args, **kwargs)
+
+        return counting
+
+
+WATCH = _Watch()
+
+
+class Guards:
+    """The values of Python that a program depends on.
+
+    Args:
+        function: the user's function.
+        frames: the user's code that the captured call ran.
+        modules: modules that it reached.
+        tensors: the tensors of its state, whose hooks the program has.
+        optimizers: those that it reached.
+        left_out: attributes that only the host's part of the function changes; see ``host``.
+        stored: entries of objects that each call sets to a tensor: ``id`` of the object, key.
+    """
+
+    def __init__(
+        self,
+        function: Any,
+        frames: Frames,
+        modules: Iterable[torch.nn.Module],
+        tensors: Sequence[torch.Tensor],
+        optimizers: Sequence[torch.optim.Optimizer],
+        left_out: frozenset[str] = frozenset(),
+        stored: frozenset[tuple[int, Any]] = frozenset(),
+    ):
+        self._left_out, self._stored = left_out, stored
+        self._changing = {owner for owner, _ in stored}
+        self._tensors, self._optimizers = tensors, optimizers
+        self._pairs: list[tuple[Any, str]] = []
+        self._owners: list[str] = []
+        self._cells: list[tuple[str, types.CellType]] = []
+        self._containers: list[tuple[str, Any, Any]] = []
+        self._modules: dict[int, torch.nn.Module] = {}
+        self._seen: set[tuple[int, str]] = set()
+        for module in modules:
+            self._add_module(module)
+        for name, cell in cells_of(function, frames):
+            if name not in left_out:
+                self._cells.append((name, cell))
+        for frame in frames:
+            names = frame.attributes
+            for name, value in frame.roots():
+                if frame.namespace.get(name, frame) is value:
+                    self._add_pair(frame.namespace, name, value, name)
+                self._follow(name, value, names, _DEPTH)
+        self._values = self._now()
+        self._types = list(map(type, self._values))
+        self._zeros = [
+            (index, math.copysign(1, value))
+            for index, value in enumerate(self._values)
+            if isinstance(value, float) and not value
+        ]
+        self._of_modules, self._hooks = dict(self._module_values()), self._hooks_now()
+        WATCH.add(self._modules.values())
+        self._changes = WATCH.changes
+
+    def hold(self) -> bool:
+        """Return whether every value is as it was when the call was captured."""
+        if self._changes != WATCH.changes:
+            if self._changed_module() is not None or self._hooks_now() != self._hooks:
+                return False
+            self._changes = WATCH.changes
+        try:
+            now = self._now()
+            if now != self._values or list(map(type, now)) != self._types:
+                return False
+            if any(math.copysign(1, now[index]) != sign for index, sign in self._zeros):
+                return False
+            return all(self._snapshot(value) == saved for _, value, saved in self._containers)
+        except (KeyError, RuntimeError, ValueError):  # a deleted name, or tensors that differ
+            return False
+
+    def difference(self) -> str | None:
+        """Return the first value that differs, in words; None if all are the same."""
+        changed = self._changed_module()
+        if changed is not None:
+            return changed
+        if self._hooks_now() != self._hooks:
+            return "a hook has been added or removed"
+        owners = [*self._owners, *(name for name, _ in self._cells)]
+        with contextlib.suppress(KeyError, ValueError):
+            for owner, before, now in zip(owners, self._values, self._now(), strict=True):
+                if not same(before, now):
+                    return f"{owner} was {before!r:.40} and is {now!r:.40}"
+        for owner, value, saved in self._containers:
+            if self._snapshot(value) != saved:
+                return f"the contents of {owner} have changed"
+        return None
+
+    def _now(self) -> list[Any]:
+        values = [space[name] for space, name in self._pairs]
+        if self._cells:
+            values += [cell.cell_contents for _, cell in self._cells]
+        return values
+
+    def _hooks_now(self) -> list[Any]:
+        of_optimizers = [list(map(id, around_step(each))) for each in self._optimizers]
+        of_tensors = [_torch.hooks_of(tensor) for tensor in self._tensors]
+        return [*of_optimizers, *of_tensors, *_torch.global_hooks()]
+
+    def _changed_module(self) -> str | None:
+        now = dict(self._module_values())
+        for (path, name), before in self._of_modules.items():
+            if not same(before, now.get((path, name))):
+                return f"{name} of a {type(self._modules[path]).__name__} has changed"
+        return None if len(now) == len(self._of_modules) else "a module has other attributes"
+
+    def _module_values(self) -> Iterator[tuple[tuple[int, str], Any]]:
+        for key, module in self._modules.items():
+            for name, value in reachable.attributes_of(module).items():
+                if name in self._left_out or (key, name) in self._stored:
+                    continue
+                if name in ("_parameters", "_buffers", "_modules"):
+                    yield from (((key, f"{name}.{n}"), part) for n, part in value.items())
+                elif is_dict(value):
+                    if id(value) not in self._changing:
+                        yield (key, f"{name} ({len(value)})"), len(value)
+                else:
+                    yield (key, name), value
+
+    def _add_module(self, module: torch.nn.Module) -> None:
+        for each in module.modules():
+            self._modules.setdefault(id(each), each)
+
+    def _add_pair(self, space: Any, name: str, value: Any, owner: str) -> None:
+        key = (id(space), name)
+        if key in self._seen or name in self._left_out or is_code_of_library(value):
+            return
+        if key in self._stored or id(space) in self._changing:
+            return
+        self._seen.add(key)
+        self._pairs.append((space, name))
+        self._owners.append(owner)
+
+    def _follow(self, path: str, value: Any, names: frozenset[str], depth: int) -> None:
+        """Add the attributes of an object that the code may read."""
+        if depth == 0 or isinstance(value, (*PLAIN, torch.Tensor)):
+            return
+        if isinstance(value, list | tuple | dict | set | collections.deque) or is_array(value):
+            self._add_container(path, value, names, depth)
+            return
+        is_module = isinstance(value, torch.nn.Module)
+        if is_module:
+            self._add_module(value)
+        elif not may_have_attributes(value):
+            return
+        for name in names:
+            found = attribute(value, name)
+            if found is None or name in self._left_out or (id(value), name) in self._stored:
+                continue
+            space, part = found
+            if not is_module or space is not reachable.attributes_of(value):
+                self._add_pair(space, name, part, f"{path}.{name}")
+            if (id(space), f"={name}") not in self._seen:
+                self._seen.add((id(space), f"={name}"))
+                self._follow(f"{path}.{name}", part, names, depth - 1)
+
+    def _add_container(self, path: str, value: Any, names: frozenset[str], depth: int) -> None:
+        if path.rpartition(".")[2] in self._left_out:
+            return
+        key = (id(value), "")
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        size = value.size if is_array(value) else len(value)
+        if size > _MOST_ITEMS:
+            raise CaptureError(
+                f"The function reaches {path}, which has {size} values of Python. A program "
+                f"depends on those that it was captured with, and at most {_MOST_ITEMS} are "
+                "compared at each call. Make it a tensor, or pass what is needed of it."
+            )
+        self._containers.append((path, value, self._snapshot(value)))
+        if is_dict(value):
+            for part_name, part in items_of(value):
+                self._follow(f"{path}[{part_name!r}]", part, names, depth - 1)
+        elif not is_array(value):
+            for index, part in enumerate(list(value)):
+                self._follow(f"{path}[{index}]", part, names, depth - 1)
+
+    def _snapshot(self, value: Any) -> Any:
+        """Return the items of a container: plain ones by value, others by identity."""
+        if is_array(value):
+            return value.tobytes()
+        if not is_dict(value):
+            return [_item(part) for part in value]
+        if id(value) not in self._changing:
+            return [(key, _item(part)) for key, part in items_of(value)]
+        return [
+            (key, (id(value), key) in self._stored or _item(part)) for key, part in items_of(value)
+        ]
+
+
+def cells_of(function: Any, frames: Frames) -> Iterator[tuple[str, types.CellType]]:
+    """Yield the variables of enclosing functions that executed code reads, by name."""
+    codes = {frame.code for frame in frames if frame.code.co_freevars}
+    plain = getattr(function, "__func__", function)
+    functions = [plain] if isinstance(plain, types.FunctionType) else []
+    if codes - {each.__code__ for each in functions}:  # nothing leads from a frame to its function
+        referrers = gc.get_referrers(*codes)
+        functions += [each for each in referrers if isinstance(each, types.FunctionType)]
+    seen: set[int] = set()
+    for each in functions:
+        for name, cell in zip(each.__code__.co_freevars, each.__closure__ or (), strict=True):
+            if id(cell) not in seen and name != "__class__":
+                seen.add(id(cell))
+                with contextlib.suppress(ValueError):  # not assigned
+                    if not is_code_of_library(cell.cell_contents):
+                        yield name, cell
+
+
+def is_code_of_library(value: Any) -> bool:
+    """Return whether a value is a module, class or function that no user replaces."""
+    if isinstance(value, types.FunctionType | type):
+        return is_of_library(value.__module__)
+    return isinstance(value, types.ModuleType | types.BuiltinFunctionType)
+
+
+def may_have_attributes(value: Any) -> bool:
+    """Return whether the user's code may read numbers from attributes of an object."""
+    if isinstance(value, types.ModuleType):
+        return not is_of_library(value.__name__)
+    if isinstance(value, type):
+        return not is_of_library(value.__module__)
+    return not isinstance(value, types.FunctionType) and reachable.has_attributes(value)
+
+
+def _item(value: Any) -> Any:
+    if isinstance(value, PLAIN):
+        return type(value), value
+    if is_sequence(value) and type(value) is tuple and len(value) <= _MOST_PARTS:
+        return [_item(part) for part in value]
+    return id(value)

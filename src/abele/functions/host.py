@@ -1,0 +1,752 @@
+"""Division of a function into a traced part and statements that Python runs at each call.
+
+    loss.backward(); losses.append(loss.item())   ->   traced: loss.backward(); record(loss)
+                                                       host:   losses.append(loss.item())
+
+A program repeats tensor operations only. Statements of the decorated function that read numbers,
+print, or change lists, counters and schedulers run after it, with the values that they had at their
+place. A function whose traced part needs what such a statement computes is not divided.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import copy
+import dataclasses
+import inspect
+import sys
+import textwrap
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from abele import _torch
+from abele.containers import is_list
+from abele.errors import CaptureError
+from abele.functions.state import holds_tensors
+
+_METHODS = frozenset({"item", "tolist", "numpy", "get_last_lr"})
+_FUNCTIONS = frozenset({"float", "int", "bool", "round", "str"})
+_RECORD = "__abele_record"
+_HELD = "__abele_held"
+_RETURNED = "__abele_returned"
+_DRAWS = frozenset(
+    ("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "bernoulli", "multinomial")
+)
+_BACKWARD = frozenset({"backward", "autograd", "requires_grad_"})
+_UNKNOWN: Any = object()
+_Names = frozenset[str]
+_SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Delete)
+_LEAVES = (ast.Return, ast.Raise, ast.Break, ast.Continue)
+_CONDITIONAL = (
+    *(ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
+    *(ast.IfExp, ast.BoolOp),
+)
+_UNDIVIDED = (ast.Yield, ast.YieldFrom, ast.Await)
+
+
+@dataclasses.dataclass
+class Host:
+    """A function in two parts.
+
+    Attributes:
+        remaining: the function without the statements of the host, which it records instead.
+        statements: functions of the host's statements; each returns the variables that it sets.
+        late: which statements run at their own place, because nothing traced follows them.
+        effects: names of attributes and variables whose objects the statements change.
+        arguments: names of the function's arguments.
+        is_reached: returns whether an object exists outside of a call.
+        fresh: by event and variable, the ``id`` of a container that the traced call has made.
+        events: statements that the latest call of ``remaining`` met, with the variables they read.
+    """
+
+    remaining: Callable[..., Any]
+    statements: Sequence[Callable[..., dict[str, Any]]]
+    late: Sequence[bool]
+    effects: _Names
+    arguments: Collection[str]
+    events: list[tuple[int, dict[str, Any]]]
+    is_reached: Callable[[Any], bool] = lambda value: False
+    fresh: dict[tuple[int, str], int] = dataclasses.field(default_factory=dict[Any, int])
+
+    def record(self, index: int, variables: dict[str, Any]) -> None:
+        """Note that a traced call comes to a statement of the host."""
+        for name, value in variables.items():
+            if type(value) in (list, dict, set) and self.is_reached(value):
+                variables[name] = _Shared(value)
+            elif type(value) in (list, dict, set):
+                self.fresh[len(self.events), name] = id(value)
+        if not self.late[index]:
+            _check_early_values(variables)
+            variables = {name: _as_now(value) for name, value in variables.items()}
+        self.events.append((index, variables))
+
+    def run(
+        self,
+        events: Sequence[tuple[int, Mapping[str, Any]]],
+        result: Any,
+        before: Callable[[int], None],
+    ) -> Any:
+        """Run the host's statements of a call; return the function's result.
+
+        Args:
+            events: those of the traced call, with the values of this one.
+            result: what the traced part returned.
+            before: called with the number of events so far before each of them, and at the end.
+        """
+        bound: dict[str, Any] = {}
+        made: dict[int, Any] = {}  # one object for each that the traced call has made
+        for place, (index, variables) in enumerate([*events, (-1, {})]):
+            before(place)
+            if index < 0:
+                break
+            now: dict[str, Any] = {}
+            for name, value in variables.items():
+                key = self.fresh.get((place, name))
+                value = value if key is None else made.setdefault(key, value)
+                now[name] = _value_now(name, value, bound)
+            after = self.statements[index](**now)
+            if _RETURNED in after:
+                return after[_RETURNED]
+            bound |= after
+        return result
+
+
+class _Shared:
+    """A list, dictionary or set of the user's in an event, which is not to be copied."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+
+def _value_now(name: str, value: Any, bound: Mapping[str, Any]) -> Any:
+    if isinstance(value, Held):
+        return bound.get(name)
+    return value.value if isinstance(value, _Shared) else value
+
+
+class Held:
+    """Stands in the traced part for a variable that a statement of the host has set."""
+
+    def __init__(self, name: str, line: int):
+        self._about = name, line
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__") and attribute.endswith("__"):
+            raise AttributeError(attribute)
+        self._refuse()
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        name, line = self._about
+        raise CaptureError(
+            f"The function computes with {name}, which line {line} reads from a tensor. A program "
+            "has no values while it is captured: use tensor operations such as torch.where."
+        )
+
+    __bool__ = __float__ = __int__ = __index__ = __iter__ = __len__ = __getitem__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
+    __rtruediv__ = __neg__ = __lt__ = __le__ = __gt__ = __ge__ = __call__ = __format__ = _refuse
+
+
+def _check_early_values(variables: Mapping[str, Any]) -> None:
+    """Refuse objects whose tensors the function may go on to change."""
+    for name, value in variables.items():
+        if name != "self" and not isinstance(value, torch.Tensor) and _holds_real(value):
+            raise CaptureError(
+                f"A statement with a number of a tensor, or a change of a Python object, uses "
+                f"{name} before the function goes on to change it. Put the statement last."
+            )
+
+
+def _holds_real(value: Any) -> bool:
+    leaves, _ = _torch.flatten(value)
+    return any(holds_tensors(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor))
+
+
+def _as_now(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def divide(
+    function: Callable[..., Any], lines: Collection[int], changed: Collection[str]
+) -> Host | None:
+    """Divide a function; None if every statement is traced.
+
+    Args:
+        function: a function or method whose source is at hand.
+        lines: lines at which tracing has failed because a value was read.
+        changed: names of attributes and variables whose objects calls change.
+
+    Raises:
+        CaptureError: the traced part depends on a statement of the host.
+    """
+    plain = getattr(function, "__func__", function)
+    if not isinstance(plain, types.FunctionType):
+        return None
+    wrapped = getattr(plain, "__wrapped__", None)
+    if isinstance(wrapped, types.FunctionType):
+        return _divided_inside(function, plain, wrapped, lines, changed)
+    tree = _parsed(plain)
+    if tree is None or any(isinstance(each, _UNDIVIDED) for each in ast.walk(tree)):
+        return None
+    owner = getattr(function, "__self__", None)
+    divided = _Division(plain, tree, frozenset(lines), frozenset(changed), owner)
+    return divided.made(function) if divided.hosts else None
+
+
+def _divided_inside(
+    function: Callable[..., Any],
+    wrapper: types.FunctionType,
+    wrapped: types.FunctionType,
+    lines: Collection[int],
+    changed: Collection[str],
+) -> Host | None:
+    """Divide a function below a decorator such as ``torch.no_grad()``, which calls it."""
+    owner = getattr(function, "__self__", None)
+    inner = wrapped if owner is None else types.MethodType(wrapped, owner)
+    host = divide(inner, lines, changed)
+    if host is None:
+        return None
+    part: Any = getattr(host.remaining, "__func__", host.remaining)
+    cells = [_cell_of(cell, wrapped, part) for cell in wrapper.__closure__ or ()]
+    if cells == list(wrapper.__closure__ or ()):
+        return None  # the decorator keeps the function elsewhere
+    made = types.FunctionType(
+        wrapper.__code__,
+        wrapper.__globals__,
+        wrapper.__name__,
+        wrapper.__defaults__,
+        tuple(cells),
+    )
+    made.__kwdefaults__ = wrapper.__kwdefaults__
+    host.remaining = made if owner is None else types.MethodType(made, owner)
+    return host
+
+
+def _cell_of(cell: types.CellType, old: object, new: object) -> types.CellType:
+    try:
+        return types.CellType(new) if cell.cell_contents is old else cell
+    except ValueError:
+        return cell
+
+
+def _parsed(function: types.FunctionType) -> ast.FunctionDef | None:
+    try:
+        source, first = inspect.getsourcelines(function.__code__)
+        tree = ast.parse(textwrap.dedent("".join(source)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    found = tree.body[0] if tree.body else None
+    if not isinstance(found, ast.FunctionDef) or found.name != function.__code__.co_name:
+        return None
+    ast.increment_lineno(tree, first - 1)
+    found.decorator_list = []
+    return found
+
+
+class _Division:
+    """The classification of a function's statements, and the two parts made of it."""
+
+    def __init__(
+        self,
+        function: types.FunctionType,
+        tree: ast.FunctionDef,
+        lines: frozenset[int],
+        changed: _Names,
+        owner: Any,
+    ):
+        self._function, self._tree = function, tree
+        self._lines, self._changed = lines, changed
+        code = function.__code__
+        self._locals = {*code.co_varnames, *code.co_cellvars}
+        count = code.co_argcount + code.co_kwonlyargcount
+        self._arguments = {*code.co_varnames[:count]}
+        self._owner, self._self_name = owner, code.co_varnames[0] if owner is not None else ""
+        self._found: dict[int, ast.stmt] = {}
+        self.held_at: dict[int, _Names] = {}  # by the id of each statement
+        self._walk(tree.body, set())
+
+    @property
+    def hosts(self) -> list[ast.stmt]:
+        """The statements of the host, in their order."""
+        return sorted(self._found.values(), key=lambda each: (each.lineno, each.col_offset))
+
+    # -- which statements are the host's --------------------------------------------------------
+
+    def _walk(self, body: Sequence[ast.stmt], held: set[str]) -> bool:
+        """Find the host's statements in a block; return whether all of it is the host's.
+
+        Args:
+            body: statements in order.
+            held: variables that the host has set so far; changed.
+        """
+        whole = True
+        for each in body:
+            self.held_at[id(each)] = frozenset(held)
+            is_host = self._is_host(each, held)
+            whole = whole and is_host
+            if is_host:
+                held |= self.set_by(each)
+            elif isinstance(each, _SIMPLE):
+                held -= _stored(each)
+        return whole
+
+    def _is_host(self, statement: ast.stmt, held: set[str]) -> bool:
+        if isinstance(statement, _SIMPLE):
+            changes = _effects(statement) & self._changed or self._writes_elsewhere(statement)
+            if self._reads(statement, held) or changes:
+                self._found[id(statement)] = statement
+                return True
+            return False
+        if isinstance(statement, ast.Pass | ast.Continue | ast.Break):
+            return True
+        before = dict(self._found)
+        conditional = isinstance(statement, ast.If | ast.For | ast.While)
+        if isinstance(statement, ast.If) and _loaded(statement.test) & held:
+            self._found[id(statement)] = statement
+            return True
+        whole, after = True, set(held)
+        for name in ("body", "orelse", "finalbody"):
+            inside = set(after) if isinstance(statement, ast.For | ast.While) else set(held)
+            whole = self._walk(getattr(statement, name, []), inside) and whole
+            if isinstance(statement, ast.For | ast.While):  # what a turn leaves, the next one finds
+                whole = self._walk(getattr(statement, name, []), inside) and whole
+            after |= inside
+        if conditional and whole and len(self._found) > len(before):
+            self._found = {**before, id(statement): statement}
+            return True
+        held |= after
+        return False
+
+    def _reads(self, statement: ast.stmt, held: set[str]) -> bool:
+        if _loaded(statement) & held:
+            return True
+        lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+        if self._lines.intersection(lines):
+            return True
+        return any(_is_reading(each) for each in ast.walk(statement))
+
+    def _writes_elsewhere(self, statement: ast.stmt) -> bool:
+        """Return whether a statement calls a method of a list, file, logger or the like."""
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+            return False
+        receiver = call.func.value
+        value = (
+            self._value(receiver) if isinstance(receiver, ast.Name | ast.Attribute) else _UNKNOWN
+        )
+        if value is _UNKNOWN or isinstance(value, types.ModuleType):
+            return False
+        return type(value).__module__.partition(".")[0] in sys.stdlib_module_names - {"__main__"}
+
+    def set_by(self, statement: ast.stmt) -> _Names:
+        """Return the variables that a statement sets, or whose containers it changes."""
+        changed = {_base(each) for each in _changed_expressions(statement)}
+        own = changed & (self._locals - self._arguments)
+        return (_stored(statement) & self._locals) | own
+
+    # -- what forbids a division ------------------------------------------------------------------
+
+    def _check(self) -> list[bool]:
+        """Return whether each statement of the host comes after everything traced."""
+        late = self._late(self._tree.body, following=False)
+        traced = _statements(self._tree.body, self.hosts)
+        loaded = frozenset[str]().union(*map(_names, traced))
+        for each in self.hosts:
+            if _attributes(each) & _BACKWARD:
+                raise self._refusal(each.lineno, "computes gradients with the value of a tensor")
+            if _attributes(each) & _DRAWS:
+                raise self._refusal(
+                    each.lineno, "draws random numbers besides those of the program"
+                )
+            if not late[id(each)]:
+                self._check_early(each, loaded)
+        for each in ast.walk(self._tree):
+            if isinstance(each, ast.Try) and self.hosts:
+                raise self._refusal(each.lineno, "is a try, in a function with numbers of tensors")
+        return [late[id(each)] for each in self.hosts]
+
+    def _check_early(self, statement: ast.stmt, loaded: _Names) -> None:
+        """Check a statement that has to run later than where it stands."""
+        inside = [each for each in ast.walk(statement) if isinstance(each, _LEAVES)]
+        if any(not isinstance(each, ast.Return) or each is not statement for each in inside):
+            raise self._refusal(statement.lineno, "ends the call early by the value of a tensor")
+        if (_effects(statement) - self._locals) & loaded:
+            raise self._refusal(statement.lineno, "changes an object that is read afterwards")
+        for each in _chains(statement):
+            value = self._value(each)
+            if value is _UNKNOWN and _root(each) in self._locals - {self._self_name}:
+                continue  # its value is looked at when the statement is recorded
+            if value is _UNKNOWN or holds_tensors(value) or self._is_of_state(each):
+                raise self._refusal(
+                    statement.lineno,
+                    f"uses {ast.unparse(each)} before the function goes on to change it",
+                )
+
+    def _is_of_state(self, node: ast.expr) -> bool:
+        """Return whether a chain of attributes leads through a module or an optimizer."""
+        while isinstance(node, ast.Attribute):
+            node = node.value
+            is_self = isinstance(node, ast.Name) and node.id == self._self_name
+            value = None if is_self else self._value(node)
+            if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
+                return True
+        return False
+
+    def _value(self, node: ast.expr) -> Any:
+        """Return the object of a chain of attributes as far as it is known before a call."""
+        if isinstance(node, ast.Attribute):
+            owner = self._value(node.value)
+            return _UNKNOWN if owner is _UNKNOWN else getattr(owner, node.attr, _UNKNOWN)
+        if not isinstance(node, ast.Name):
+            return _UNKNOWN
+        if node.id == self._self_name:
+            return self._owner
+        return _UNKNOWN if node.id in self._locals else self._outside(node.id)
+
+    def _late(self, body: Sequence[ast.stmt], *, following: bool) -> dict[int, bool]:
+        result: dict[int, bool] = {}
+        for each in reversed(body):
+            if id(each) in self._found:
+                result[id(each)] = not following or isinstance(each, ast.Return)
+                continue
+            loops = isinstance(each, ast.For | ast.While)
+            for name in ("body", "orelse", "finalbody"):
+                block = getattr(each, name, [])
+                result |= self._late(block, following=following or loops)
+            following = following or not _computes_nothing(each)
+        return result
+
+    def _outside(self, name: str) -> Any:
+        for free, cell in zip(
+            self._function.__code__.co_freevars, self._function.__closure__ or (), strict=True
+        ):
+            if free == name:
+                try:
+                    return cell.cell_contents
+                except ValueError:
+                    return None
+        return self._function.__globals__.get(name, getattr(builtins, name, None))
+
+    def _refusal(self, line: int, what: str) -> CaptureError:
+        file = self._function.__code__.co_filename
+        return CaptureError(f"The statement at {file}:{line} {what}.")
+
+    # -- the two parts ----------------------------------------------------------------------------
+
+    def made(self, function: Callable[..., Any]) -> Host:
+        """Return the function in two parts.
+
+        Raises:
+            CaptureError: the traced part depends on a statement of the host.
+        """
+        late = self._check()
+        declared = [e for e in ast.walk(self._tree) if isinstance(e, ast.Global | ast.Nonlocal)]
+        writer = _Writer(self, self._locals, declared)
+        traced = copy.copy(self._tree)
+        traced.body = writer.block(self._tree.body)
+        effects = frozenset[str]().union(*map(_effects, self.hosts))
+        read = frozenset[str]().union(
+            *(_attributes(each) for each in _statements(self._tree.body, self.hosts))
+        )
+        host = Host(lambda: None, [], late, effects - read, self._arguments, [])
+        functions = self._compiled([traced, *writer.functions], host.record)
+        if isinstance(function, types.MethodType):
+            host.remaining = types.MethodType(functions[0], function.__self__)
+        else:
+            host.remaining = functions[0]
+        host.statements = functions[1:]
+        return host
+
+    def _compiled(
+        self, definitions: Sequence[ast.FunctionDef], record: Callable[..., None]
+    ) -> list[types.FunctionType]:
+        """Compile functions with the variables around the original one."""
+        plain = self._function
+        free = [*plain.__code__.co_freevars, _RECORD, _HELD]
+        names = [each.name for each in definitions]
+        returned = ast.Return(ast.Tuple([ast.Name(n, ast.Load()) for n in names], ast.Load()))
+        factory = _definition("__abele_factory", free, [*definitions, returned], self._tree)
+        module = ast.fix_missing_locations(ast.Module([factory], []))
+        space: dict[str, Any] = {}
+        code = compile(module, plain.__code__.co_filename, "exec", dont_inherit=True)
+        exec(code, plain.__globals__, space)
+        cells = dict(zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True))
+        cells |= {_RECORD: types.CellType(record), _HELD: types.CellType(Held)}
+        made = space["__abele_factory"](*[None] * len(free))
+        result: list[types.FunctionType] = []
+        for each in made:
+            closure = tuple(cells[name] for name in each.__code__.co_freevars)
+            result.append(
+                types.FunctionType(
+                    each.__code__, plain.__globals__, each.__name__, None, closure or None
+                )
+            )
+        result[0].__defaults__, result[0].__kwdefaults__ = plain.__defaults__, plain.__kwdefaults__
+        result[0].__module__ = plain.__module__
+        return result
+
+
+def _definition(
+    name: str, arguments: Sequence[str], body: Sequence[ast.stmt], like: ast.AST
+) -> ast.FunctionDef:
+    """Return the definition of a function at the place of other code."""
+    made: Any = ast.parse(f"def {name}({', '.join(arguments)}): pass").body[0]
+    made.body = list(body)
+    return ast.copy_location(made, like)
+
+
+class _Writer:
+    """Writes the traced part of a function and the functions of the host's statements."""
+
+    def __init__(
+        self,
+        division: _Division,
+        variables: Collection[str],
+        declared: Sequence[ast.Global | ast.Nonlocal],
+    ):
+        self._division = division
+        self._index = {id(each): index for index, each in enumerate(division.hosts)}
+        self._locals, self._declared = {*variables}, declared
+        self._by_index: dict[int, ast.FunctionDef] = {}
+
+    @property
+    def functions(self) -> list[ast.FunctionDef]:
+        """The functions of the host's statements, in their order."""
+        return [self._by_index[index] for index in sorted(self._by_index)]
+
+    def block(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
+        """Return a block with the host's statements recorded."""
+        result: list[ast.stmt] = []
+        for each in body:
+            if id(each) in self._index:
+                result += self._recorded(each)
+                continue
+            fields = dict(ast.iter_fields(each))
+            for name in ("body", "orelse", "finalbody"):
+                if isinstance(fields.get(name), list) and not isinstance(
+                    each, ast.FunctionDef | ast.ClassDef
+                ):
+                    old = fields[name]
+                    fields[name] = self.block(old) or ([ast.Pass()] if old else [])
+            result.append(ast.copy_location(type(each)(**fields), each))
+        return result
+
+    def _recorded(self, statement: ast.stmt) -> list[ast.stmt]:
+        """Return what the traced part has in place of a statement of the host."""
+        index = self._index[id(statement)]
+        hoist = _Hoist(index, self._division.held_at[id(statement)])
+        new = statement
+        if isinstance(statement, _SIMPLE):
+            new = hoist.visit(copy.deepcopy(statement))
+        own = {*self._locals, *(name for name, _ in hoist.values)}
+        names = sorted(_loaded(new) & own)
+        values = ast.Dict(
+            [ast.Constant(name) for name in names], [ast.Name(n, ast.Load()) for n in names]
+        )
+        call = ast.Call(ast.Name(_RECORD, ast.Load()), [ast.Constant(index), values], keywords=[])
+        self._by_index[index] = self._function(index, new, names)
+        lines: list[ast.stmt] = [
+            *(ast.Assign([ast.Name(name, ast.Store())], value) for name, value in hoist.values),
+            ast.Expr(call),
+        ]
+        for name in sorted(self._division.set_by(statement)):
+            line = ast.Constant(statement.lineno)
+            held = ast.Call(ast.Name(_HELD, ast.Load()), [ast.Constant(name), line], keywords=[])
+            lines.append(ast.Assign([ast.Name(name, ast.Store())], held))
+        if isinstance(statement, ast.Return):
+            lines.append(ast.Return(ast.Constant(None)))
+        return [ast.fix_missing_locations(ast.copy_location(each, statement)) for each in lines]
+
+    def _function(self, index: int, statement: ast.stmt, names: Sequence[str]) -> ast.FunctionDef:
+        body = [_Returns().visit(copy.deepcopy(statement))]
+        stored = _stored(statement)
+        declared = [
+            type(each)([name]) for each in self._declared for name in each.names if name in stored
+        ]
+        result = ast.Return(ast.Call(ast.Name("locals", ast.Load()), [], []))
+        return _definition(f"__abele_host_{index}", names, [*declared, *body, result], statement)
+
+
+class _Returns(ast.NodeTransformer):
+    """Replaces ``return value`` by a dictionary that says so."""
+
+    def visit_Return(self, node: ast.Return) -> ast.Return:
+        value = node.value or ast.Constant(None)
+        found = ast.Dict([ast.Constant(_RETURNED)], [value])
+        return ast.copy_location(ast.Return(found), node)
+
+    def visit(self, node: ast.AST) -> Any:
+        """Visit a node, but not the functions inside, whose returns are their own."""
+        return node if isinstance(node, ast.FunctionDef | ast.Lambda) else super().visit(node)
+
+
+class _Hoist(ast.NodeTransformer):
+    """Moves the tensor expressions whose values a statement reads to the traced part."""
+
+    def __init__(self, index: int, held: Collection[str]):
+        self._index, self._held = index, {*held}
+        self.values: list[tuple[str, ast.expr]] = []
+
+    def visit(self, node: ast.AST) -> Any:
+        """Visit a node, but not what is computed under a condition, or repeatedly."""
+        return node if isinstance(node, _CONDITIONAL) else super().visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Hoist the tensor of a call that reads a value."""
+        call: Any = node
+        is_method = isinstance(node.func, ast.Attribute) and _is_reading(node)
+        if not is_method and not _is_conversion(node):
+            return self.generic_visit(node)
+        operand: ast.expr = call.func.value if is_method else call.args[0]
+        inner = any(_is_reading(each) for each in ast.walk(operand))
+        bare = isinstance(operand, ast.Name | ast.Constant)
+        if bare or inner or _loaded(operand) & self._held:
+            return self.generic_visit(node)
+        name = f"__abele_{self._index}_{len(self.values)}"
+        self.values.append((name, operand))
+        value = ast.copy_location(ast.Name(name, ast.Load()), operand)
+        if is_method:
+            call.func.value = value
+        else:
+            call.args[0] = value
+        return node
+
+
+def _computes_nothing(statement: ast.stmt) -> bool:
+    """Return whether a statement only returns variables, or does nothing."""
+    if isinstance(statement, ast.Return) and statement.value is not None:
+        kinds = (ast.Name, ast.Tuple, ast.Dict, ast.List, ast.Constant, ast.Load)
+        return all(isinstance(each, kinds) for each in ast.walk(statement.value))
+    return isinstance(statement, ast.Pass | ast.Return)
+
+
+def _is_reading(node: ast.AST) -> bool:
+    """Return whether an expression reads the value of a tensor, or prints."""
+    if isinstance(node, ast.Subscript):  # a number of an optimizer
+        key = node.slice.value if isinstance(node.slice, ast.Constant) else None
+        return isinstance(node.ctx, ast.Load) and key == "lr"
+    if not isinstance(node, ast.Call):
+        return False
+    if isinstance(node.func, ast.Attribute):
+        return node.func.attr in _METHODS and not node.args
+    return isinstance(node.func, ast.Name) and node.func.id == "print"
+
+
+def _is_conversion(node: ast.Call) -> bool:
+    is_name = isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS
+    return is_name and len(node.args) == 1 and not node.keywords
+
+
+def _statements(body: Sequence[ast.stmt], hosts: Sequence[ast.stmt]) -> Iterator[ast.AST]:
+    """Yield the simple statements and conditions of a block that are not the host's."""
+    ids = {id(each) for each in hosts}
+    for each in body:
+        if id(each) in ids:
+            continue
+        blocks = [name for name in ("body", "orelse", "finalbody") if getattr(each, name, None)]
+        if not blocks or isinstance(each, ast.FunctionDef | ast.ClassDef):
+            yield each
+            continue
+        for name, value in ast.iter_fields(each):
+            if name in blocks:
+                yield from _statements(value, hosts)
+            else:
+                parts: list[Any] = value if is_list(value) else [value]
+                for part in parts:
+                    if isinstance(part, ast.expr | ast.withitem):
+                        yield part
+
+
+def _loaded(node: ast.AST) -> _Names:
+    """Return the variables that a piece of code reads."""
+    inner = {
+        name
+        for each in ast.walk(node)
+        if isinstance(each, ast.comprehension)
+        for name in _stored(each.target)
+    }
+    names = {
+        each.id
+        for each in ast.walk(node)
+        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load) and each.id not in inner
+    }
+    if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+        names.add(node.target.id)
+    return frozenset(names)
+
+
+def _names(node: ast.AST) -> _Names:
+    """Return the variables and attributes that a piece of code reads."""
+    return _loaded(node) | _attributes(node)
+
+
+def _attributes(node: ast.AST) -> _Names:
+    return _loaded(node) | {
+        each.attr
+        for each in ast.walk(node)
+        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Load)
+    }
+
+
+def _stored(node: ast.AST) -> _Names:
+    """Return the variables that a piece of code sets."""
+    return frozenset(
+        each.id
+        for each in ast.walk(node)
+        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+    )
+
+
+def _effects(node: ast.AST) -> _Names:
+    """Return the names of objects that a statement may change: ``losses`` of ``losses.append``."""
+    names = {*_stored(node)}
+    for each in _changed_expressions(node):
+        names |= _chain(each)
+    return frozenset(names)
+
+
+def _changed_expressions(node: ast.AST) -> Iterator[ast.expr]:
+    """Yield the expressions whose objects a statement changes: targets and receivers of calls."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Attribute | ast.Subscript) and isinstance(each.ctx, ast.Store):
+            yield each
+        elif isinstance(each, ast.Expr) and isinstance(each.value, ast.Call):
+            function = each.value.func
+            if isinstance(function, ast.Attribute):
+                yield function.value
+
+
+def _chains(node: ast.AST) -> Iterator[ast.Name | ast.Attribute]:
+    """Yield the longest chains of attributes that a statement names, and its other variables."""
+    if isinstance(node, ast.Attribute | ast.Name) and _root(node):
+        yield node
+        return
+    for each in ast.iter_child_nodes(node):
+        yield from _chains(each)
+
+
+def _root(node: ast.AST) -> str:
+    """Return the variable that a chain of attributes begins with; empty for other expressions."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _base(node: ast.AST) -> str:
+    """Return the variable of a subscript chain; empty for attributes."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _chain(node: ast.AST) -> set[str]:
+    """Return the last name of an attribute chain: ``losses`` of ``self.losses[0]``."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    if isinstance(node, ast.Attribute):
+        return {node.attr}
+    return {node.id} if isinstance(node, ast.Name) and node.id != "self" else set()

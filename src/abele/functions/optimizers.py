@@ -1,0 +1,384 @@
+"""Replacement of ``torch.optim`` steps by update rules while a function is traced.
+
+    optimizer.step()   ->   the tensor operations of the optimizer's update rule
+
+A rule has the bits of ``torch.optim``, and reads no value of a tensor as Adam's own step does. The
+learning rate is a slot of the program, so that a scheduler needs no other program; other numbers
+become slots once they have changed. Optimizers without a rule are traced as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import operator
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from typing import Any, cast
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from abele import _torch
+from abele.capture.gradient_hooks import refused_around_step
+from abele.errors import CaptureError
+from abele.step import update_rules
+from abele.step.optimizers import KINDS, PAIRS, Kind, kind_of, refused, switches
+from abele.step.update_rules import RULES, Group, UpdateRule
+from abele.warn import user_line
+
+StandIn = Callable[[torch.Tensor], torch.Tensor]
+# Update rules that torch computes with other roundings for lists of tensors.
+_OTHER_BITS_FOR_EACH = frozenset({"asgd", "nadam"})
+_Group = dict[str, Any]
+_UNCHANGED: tuple[set[str], set[str]] = (set(), set())
+
+
+class NotYetError(CaptureError):
+    """An optimizer has no state yet, which its first steps outside of a program create."""
+
+
+@dataclasses.dataclass
+class Numbers:
+    """The numbers of an optimizer's parameter groups, some of them slots of a program.
+
+    Attributes:
+        optimizer: the optimizer.
+        label: prefix of the names of its slots.
+        variable: arguments of the optimizer that are slots.
+        seen: the values of each group when they were last looked at, without its parameters.
+        slots: the present number of each slot.
+    """
+
+    optimizer: torch.optim.Optimizer
+    label: str
+    variable: frozenset[str]
+    seen: list[list[Any]] = dataclasses.field(default_factory=list[list[Any]])
+    slots: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
+
+    def __post_init__(self):
+        self.seen = numbers_of(self.optimizer)
+        state: Any = self.optimizer.state
+        self._state, self._groups = state, self.optimizer.param_groups
+        self._params = [list(group["params"]) for group in self._groups]
+        self._of_params = [(key, value) for key, value in state.items()]
+        entries = [(value, key, part) for value in state.values() for key, part in value.items()]
+        self._holders = [holder for holder, _, _ in entries]
+        self._keys = [key for _, key, _ in entries]
+        self._entries = [part for _, _, part in entries]
+
+    def has_same_state(self) -> bool:
+        """Return whether parameters and objects of state are those of the captured call."""
+        space, state = self.optimizer.__dict__, self._state
+        if space["state"] is not state or space["param_groups"] is not self._groups:
+            return False
+        if len(state) != len(self._of_params):
+            return False
+        if not all(state.get(key) is value for key, value in self._of_params):
+            return False
+        if len(self._groups) != len(self._params):
+            return False
+        for group, params in zip(self._groups, self._params, strict=True):
+            now = group["params"]
+            if len(now) != len(params) or not all(map(operator.is_, now, params)):
+                return False
+        try:
+            now = list(map(operator.getitem, self._holders, self._keys))
+        except KeyError:
+            return False
+        return all(map(_is_same_entry, now, self._entries))
+
+    def changed(self) -> tuple[set[str], set[str]]:
+        """Return the names of arguments that have changed: slots, and others."""
+        now = numbers_of(self.optimizer)
+        if now == self.seen:
+            return _UNCHANGED
+        if len(now) != len(self.seen):
+            return set(), {"param_groups"}
+        names = {
+            name
+            for group, before, after in zip(
+                self.optimizer.param_groups, self.seen, now, strict=True
+            )
+            for name, old, new in _pairs(group, before, after)
+            if type(old) is not type(new) or old != new
+        }
+        return names & self.variable, names - self.variable
+
+    def follow(self, write: Callable[[str, float], None]) -> None:
+        """Write changed numbers to their slots."""
+        self.seen = numbers_of(self.optimizer)
+        for index, group in enumerate(self.optimizer.param_groups):
+            for name, number in _slots_of(self.label, index, group, self.variable).items():
+                if self.slots.get(name) != number:
+                    self.slots[name] = number
+                    write(name, number)
+
+
+def _is_same_entry(now: Any, before: Any) -> bool:
+    return now is before or (not isinstance(now, torch.Tensor) and now == before)
+
+
+def _kinds_of(kind: Any) -> Iterator[Any]:
+    yield kind
+    for each in kind.__subclasses__():
+        yield from _kinds_of(each)
+
+
+def numbers_of(optimizer: torch.optim.Optimizer) -> list[list[Any]]:
+    """Return the values of each parameter group without its parameters."""
+    return [
+        [value for name, value in group.items() if name != "params"]
+        for group in optimizer.param_groups
+    ]
+
+
+def _pairs(
+    group: _Group, before: Sequence[Any], after: Sequence[Any]
+) -> list[tuple[str, Any, Any]]:
+    names = [name for name in group if name != "params"]
+    if not len(names) == len(before) == len(after):
+        return [("param_groups", None, 0)]
+    return list(zip(names, before, after, strict=True))
+
+
+def _slots_of(label: str, index: int, group: _Group, names: frozenset[str]) -> dict[str, float]:
+    return {
+        f"{label}.group{index}.{part}": number
+        for name in names & group.keys()
+        for part, number in _split(name, group[name]).items()
+    }
+
+
+def _split(name: str, value: Any) -> dict[str, float]:
+    """Return an argument of an optimizer as numbers by the names of update rules."""
+    if name in PAIRS:
+        first, second = value
+        return dict(zip(PAIRS[name], (_number(name, first), _number(name, second)), strict=True))
+    return {name: _number(name, value)}
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise CaptureError(
+            f"An optimizer has {name}={value!r}; a program needs a number. Pass a float."
+        )
+    return float(value)
+
+
+class TracedSteps:
+    """The optimizers that step while a function is traced.
+
+    Args:
+        stand_in: returns the traced tensor of a real one.
+        promoted: by ``id`` of an optimizer, arguments besides ``lr`` that are slots.
+        events: the events of the host so far.
+        slots: numbers may be slots, since no code of Python reads them.
+
+    Attributes:
+        stepped: the numbers of each optimizer that has stepped, by its ``id``.
+        hyper: real tensors that stand for the numbers of slots, with their names.
+        consumed: by the ``id`` of a parameter, the gradient that updated it, and its version.
+        schedules: calls of schedulers' steps, which are for the host: scheduler, number of events
+            of the host before it, arguments.
+    """
+
+    def __init__(
+        self,
+        stand_in: StandIn,
+        promoted: Mapping[int, frozenset[str]],
+        events: Sized,
+        *,
+        slots: bool = True,
+    ):
+        self._stand_in, self._promoted, self._events = stand_in, promoted, events
+        self._variable = frozenset({"lr"} if slots else ())
+        self.stepped: dict[int, Numbers] = {}
+        self.hyper: dict[int, tuple[str, torch.Tensor]] = {}
+        self.consumed: dict[int, tuple[torch.Tensor, int]] = {}
+        self._plain: list[Any] = []  # optimizers whose own steps are traced
+        self.schedules: list[tuple[Any, int, tuple[Any, ...], dict[str, Any]]] = []
+
+    @contextlib.contextmanager
+    def replaced(self) -> Generator[None]:
+        """Apply update rules instead of optimizers' steps, in a ``with`` block of this thread."""
+        thread = threading.get_ident()
+
+        def before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
+            if threading.get_ident() != thread:
+                return None
+            kind = _own_kind(optimizer)
+            if kind is None:
+                self._plain.append(optimizer)
+            return None if kind is None else self._step(optimizer, kind, args, kwargs)
+
+        before_step._is_internal = True  # type: ignore[reportFunctionMemberAccess]
+        handle = register_optimizer_step_pre_hook(before_step)
+        kinds = [kind for kind in _kinds_of(LRScheduler) if "step" in vars(kind)]
+        steps: dict[Any, Any] = {kind: vars(kind)["step"] for kind in kinds}
+
+        def schedule(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def step(scheduler: Any, *args: Any, **kwargs: Any) -> None:
+                if threading.get_ident() != thread:
+                    return original(scheduler, *args, **kwargs)
+                self.schedules.append((scheduler, len(self._events), args, kwargs))
+                return None
+
+            return step
+
+        try:
+            for kind, original in steps.items():
+                type.__setattr__(kind, "step", schedule(original))
+            yield
+        finally:
+            handle.remove()
+            for kind, original in steps.items():
+                type.__setattr__(kind, "step", original)
+
+    def refuse_scheduled(self) -> None:
+        """Refuse schedulers of optimizers whose numbers are constants of the program.
+
+        Raises:
+            CaptureError: one steps in the call.
+        """
+        for scheduler, *_ in self.schedules:
+            if any(scheduler.optimizer is each for each in self._plain):
+                name = type(scheduler.optimizer).__name__
+                raise CaptureError(
+                    f"The function steps a scheduler of {name}, whose numbers are constants of a "
+                    "program. Step the scheduler outside, or use an optimizer of torch.optim with "
+                    "an update rule."
+                )
+
+    def others(self, optimizers: Iterable[Any]) -> list[Numbers]:
+        """Return the numbers of optimizers whose steps are traced as they are, or do not run."""
+        return [Numbers(o, "", frozenset()) for o in optimizers if id(o) not in self.stepped]
+
+    def _step(self, optimizer: Any, kind: Kind, args: Any, kwargs: Any) -> Any:
+        """Trace a step; return arguments with which the optimizer's own step does nothing."""
+        problem = refused_around_step(optimizer)
+        if problem is not None:
+            raise CaptureError(problem)
+        if any(getattr(each, "optimizer", None) is optimizer for each, *_ in self.schedules):
+            raise CaptureError(
+                f"An optimizer steps after its scheduler in the same call, at {user_line()}. Step "
+                "the scheduler last, or outside of the function."
+            )
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            self._apply(optimizer, kind)
+        _torch.mark_traced("update")
+        emptied: Any = object.__new__(cast("Any", type(optimizer)))
+        emptied.__dict__.update(optimizer.__dict__, param_groups=[], state={})
+        return (emptied,), {} if closure is None else {"closure": lambda: loss}
+
+    def _apply(self, optimizer: Any, kind: Kind) -> None:
+        numbers = self.stepped.get(id(optimizer))
+        if numbers is None:
+            variable = self._variable
+            if variable:
+                variable |= self._promoted.get(id(optimizer), frozenset())
+            numbers = Numbers(optimizer, f"optimizer{len(self.stepped)}", variable)
+            self.stepped[id(optimizer)] = numbers
+        params: dict[str, torch.Tensor] = {}
+        grads: dict[str, torch.Tensor] = {}
+        state: dict[str, dict[str, torch.Tensor]] = {}
+        hyper: dict[str, torch.Tensor] = {}
+        groups: list[Group] = []
+        for index, group in enumerate(optimizer.param_groups):
+            values = _values(optimizer, kind, group)
+            names: list[str] = []
+            for place, param in enumerate(group["params"]):
+                if param.grad is None:
+                    continue
+                name = f"{index}.{place}"
+                names.append(name)
+                self.consumed[id(param)] = param.grad, param.grad._version
+                _require_wide(optimizer, param)
+                params[name] = self._stand_in(param)
+                grads[name] = self._stand_in(_dense(param.grad))
+                state[name] = self._state(optimizer, kind, param, values)
+            slots = self._slots(numbers, index, group)
+            hyper |= {f"group{index}.{name}": value for name, value in slots.items()}
+            groups.append(Group(params=tuple(names), values=values, variable=frozenset(slots)))
+        rule = UpdateRule(kind=kind.rule, groups=tuple(groups))
+        update_rules.apply(rule, params, grads, state, hyper)
+
+    def _state(
+        self, optimizer: Any, kind: Kind, param: torch.Tensor, values: Mapping[str, float]
+    ) -> dict[str, torch.Tensor]:
+        stored = optimizer.state.get(param, {})
+        wanted = RULES[kind.rule].state(values)
+        missing = [key for key in wanted if not isinstance(stored.get(key), torch.Tensor)]
+        if missing:
+            raise NotYetError(
+                f"{type(optimizer).__name__} has no {missing[0]} of a parameter yet, at "
+                f"{user_line()}."
+            )
+        return {key: self._stand_in(stored[key]) for key in wanted}
+
+    def _slots(self, numbers: Numbers, index: int, group: _Group) -> dict[str, torch.Tensor]:
+        result: dict[str, torch.Tensor] = {}
+        named = {name: value for _, (name, value) in self.hyper.items()}
+        for slot, number in _slots_of(numbers.label, index, group, numbers.variable).items():
+            if slot not in named:
+                numbers.slots[slot] = number
+                with _torch.outside_the_trace():
+                    named[slot] = torch.tensor(number, dtype=torch.float64)
+                self.hyper[id(named[slot])] = slot, named[slot]
+            result[slot.rpartition(".")[2]] = self._stand_in(named[slot])
+        return result
+
+
+def _values(optimizer: Any, kind: Kind, group: _Group) -> dict[str, float]:
+    problem = refused(group)
+    if problem is not None:
+        name, reason = problem
+        raise CaptureError(
+            f"{type(optimizer).__name__} has {name}={group[name]!r}, which no program can follow. "
+            f"{reason} Leave {name} unset."
+        )
+    if (
+        group.get("capturable")
+        or group.get("fused")
+        or (group.get("foreach") and kind.rule in _OTHER_BITS_FOR_EACH)
+    ):
+        raise CaptureError(
+            f"{type(optimizer).__name__} has capturable, fused or foreach set, whose kernels round "
+            "otherwise than a program. Leave them unset."
+        )
+    values: dict[str, float] = {"tf_variant": False} if kind.rule == "rmsprop" else {}
+    for name in kind.numbers:
+        values |= _split(name, group[name])
+    return values | switches(optimizer, kind.rule, group)
+
+
+def _dense(grad: torch.Tensor) -> torch.Tensor:
+    if grad.layout is not torch.strided:
+        raise CaptureError("A gradient is sparse; a program computes with dense tensors.")
+    return grad
+
+
+def _require_wide(optimizer: Any, param: torch.Tensor) -> None:
+    if param.dtype not in (torch.float32, torch.float64):
+        raise CaptureError(
+            f"{type(optimizer).__name__} updates parameters of {param.dtype}. A program rounds "
+            "such an update once, at its end, and torch at each operation."
+        )
+
+
+def _own_kind(optimizer: Any) -> Kind | None:
+    """Return the row of an optimizer whose step is torch's own; None for other classes."""
+    kind = kind_of(optimizer)
+    if kind is None or kind not in KINDS:
+        return None
+    step: Any = cast("Any", type(optimizer)).step
+    own: Any = cast("Any", kind.base).step
+    return kind if getattr(step, "__wrapped__", step) is getattr(own, "__wrapped__", own) else None

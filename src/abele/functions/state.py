@@ -1,0 +1,275 @@
+"""Objects of Python that a function reaches, and what a traced call changes in them.
+
+A program repeats the tensor operations of the call that was traced and nothing else. A counter that
+the call increments would stand still, so such changes are found, undone and reported.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import io
+import random
+import re
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+
+from abele import _torch
+from abele.capture import reachable
+from abele.capture.leftovers import ABSENT, Leftovers, write
+from abele.containers import is_array
+from abele.errors import CaptureError
+from abele.functions.frames import PLAIN, Frames, global_names
+
+_MOST = 20_000
+
+
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
+
+
+def _numbers(generator: Any) -> Any:
+    """Return the state of a generator of random numbers."""
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+
+
+class Changed(NamedTuple):
+    """A change of a Python object: its access path, the value before and after."""
+
+    path: str
+    before: Any
+    after: Any
+
+    def names(self) -> set[str]:
+        """Return the variables and attributes of the access path."""
+        return {*re.findall(r"[A-Za-z_]\w*", self.path)} - {"self", "an", "argument"}
+
+    def __str__(self) -> str:
+        return f"{self.path} from {_short(self.before)} to {_short(self.after)}"
+
+
+class Stored(NamedTuple):
+    """A tensor that a call keeps in a Python object, or the mode that it sets a module to.
+
+    Attributes:
+        holder: a dictionary, list or object, or a variable of an enclosing function.
+        key: of the entry; lists are appended to.
+        before: the value before the call, or ``ABSENT``.
+        value: the traced tensor, or a structure of such.
+    """
+
+    holder: Any
+    key: Any
+    before: Any
+    value: Any
+
+    def store(self, value: Any) -> None:
+        """Store the value of another call."""
+        holder: Any = self.holder
+        if isinstance(holder, list):
+            cast("list[Any]", holder).append(value)
+        elif self.key == "training":
+            self.holder.training = value  # modules are watched
+        else:
+            write(self.holder, self.key, value, None)
+
+
+class Reached:
+    """What a function can reach, by access path.
+
+    Args:
+        function: the user's function.
+        frames: the user's code that earlier calls of it ran.
+        arguments: the objects that it is called with.
+
+    Attributes:
+        modules: modules with their paths.
+        optimizers: optimizers with their paths.
+    """
+
+    def __init__(self, function: Any, frames: Frames, arguments: Sequence[Any]):
+        self.modules: dict[int, tuple[str, torch.nn.Module]] = {}
+        self.optimizers: dict[int, tuple[str, torch.optim.Optimizer]] = {}
+        self._paths: dict[int, str] = {}
+        self._kept: list[Any] = []
+        self._globals = list(global_names(frames))
+        self._generators: list[tuple[str, Any, Any]] = []
+        self._arrays: list[tuple[str, Any, Any]] = []
+        self._iterators: list[tuple[str, Any]] = []
+        roots = [("", function), *((name, value) for _, name, value in self._globals)]
+        roots += [(name, value) for frame in frames for name, value in frame.values.items()]
+        roots += [("an argument", each) for each in arguments]
+        inside: list[Any] = []
+        for path, value in roots:
+            for name, each in reachable.walk(value, path, self._enters):
+                self._note(name.strip("."), each, inside)
+        self.leftovers = Leftovers(*(value for _, value in roots), *inside)
+
+    def _enters(self, value: Any) -> bool:
+        return len(self._kept) < _MOST and not isinstance(value, torch.nn.Module)
+
+    def _note(self, path: str, value: Any, inside: list[Any]) -> None:
+        if isinstance(value, (*PLAIN, torch.Tensor)):
+            return
+        self._kept.append(value)
+        self._paths.setdefault(id(value), path)
+        if isinstance(value, torch.nn.Module):
+            self.modules.setdefault(id(value), (path, value))
+        elif isinstance(value, torch.optim.Optimizer):
+            self.optimizers.setdefault(id(value), (path, value))
+        self._note_generator(path, value)
+        if is_array(value) and value.size <= _MOST:
+            self._arrays.append((path, value, value.copy()))
+        if _is_stateful_of_torch(value):
+            attributes = reachable.attributes_of(value)
+            self._paths.setdefault(id(attributes), path)
+            inside.append(attributes)
+
+    def _note_generator(self, path: str, value: Any) -> None:
+        if hasattr(value, "cache_info") and hasattr(value, "cache_clear"):
+            self._iterators.append((path, value))
+        advances: Any = value
+        if isinstance(advances, Iterator) and not isinstance(advances, io.IOBase):
+            self._iterators.append((path, value))
+        elif isinstance(value, _GENERATORS):
+            self._generators.append((path, value, copy.deepcopy(_numbers(value))))
+
+    def has(self, value: Any) -> bool:
+        """Return whether an object was reached, before the call."""
+        return id(value) in self._paths
+
+    def refuse_iterators(self) -> None:
+        """Refuse iterators, whose next value no program can ask for.
+
+        Raises:
+            CaptureError: the function names one.
+        """
+        for path, value in self._iterators:
+            raise CaptureError(
+                f"The function reaches {path}, an iterator or cache ({type(value).__name__}), and "
+                "a program would repeat what it gave. Use it outside, and pass the value."
+            )
+
+    def names(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
+        """Yield the tensors of modules and optimizers: name, tensor, whether an optimizer's."""
+        params: dict[int, str] = {}
+        for path, module in self.modules.values():
+            for name, value in (*module.named_parameters(), *module.named_buffers()):
+                params.setdefault(id(value), f"{path}.{name}" if path else name)
+                yield params[id(value)], value, False
+        for path, optimizer in self.optimizers.values():
+            for index, (param, state) in enumerate(optimizer.state.items()):
+                name = params.get(id(param), f"{path}.{index}")
+                for key, value in state.items():
+                    if isinstance(value, torch.Tensor):
+                        yield f"{name}.{key}", value, True
+
+    def changes(self) -> tuple[list[Changed], list[Stored]]:
+        """Return what has changed since this object was made, and which tensors were stored."""
+        found = [
+            Changed(name, before, namespace.get(name))
+            for namespace, name, before in self._globals
+            if not same(before, namespace.get(name))
+        ]
+        found += [
+            Changed(path, "its numbers", "others")
+            for path, generator, before in self._generators
+            if repr(_numbers(generator)) != repr(before)
+        ]
+        found += [
+            Changed(path, "its elements", "others")
+            for path, array, before in self._arrays
+            if array.tobytes() != before.tobytes()
+        ]
+        stored: list[Stored] = []
+        for holder, key, before, after in self.leftovers.changes():
+            if same(before, after):
+                continue
+            is_mode = isinstance(holder, torch.nn.Module) and key == "training"
+            if is_mode or (_is_traced(after) and _can_store(holder, before)):
+                stored.append(Stored(holder, key, before, after))
+            else:
+                owner = self._paths.get(id(holder), type(holder).__name__)
+                found.append(Changed(_path(owner, holder, key), before, after))
+        return found, stored
+
+    def put_back(self) -> None:
+        """Undo all changes of Python objects since this object was made."""
+        for namespace, name, before in self._globals:
+            namespace[name] = before
+        self.leftovers.put_back()
+        for _, array, before in self._arrays:
+            if array.tobytes() != before.tobytes():
+                array[...] = before
+        for _, generator, before in self._generators:
+            if isinstance(generator, np.random.Generator):
+                generator.bit_generator.state = before
+            elif isinstance(generator, random.Random):
+                generator.setstate(before)
+            else:
+                generator.set_state(before)
+
+
+def _path(owner: str, holder: Any, key: Any) -> str:
+    if isinstance(holder, types.CellType):
+        return owner or str(key)
+    if isinstance(holder, dict | list):
+        return f"{owner}[{key!r}]"
+    return f"{owner}.{key}"
+
+
+def _is_traced(value: Any) -> bool:
+    """Return whether a value is a tensor of the trace or a structure of such."""
+    leaves, _ = _torch.flatten(value)
+    kinds = (_torch.FakeTensor, *PLAIN)
+    return all(isinstance(leaf, kinds) for leaf in leaves) and any(
+        isinstance(leaf, _torch.FakeTensor) for leaf in leaves
+    )
+
+
+def _can_store(holder: Any, before: Any) -> bool:
+    if isinstance(holder, list):
+        return before is ABSENT
+    return not isinstance(holder, set | collections.deque)
+
+
+def _short(value: Any) -> str:
+    text = repr(value) if isinstance(value, PLAIN) else f"a {type(value).__name__}"
+    return text if len(text) < 40 else f"{text[:36]} ..."
+
+
+def same(before: Any, after: Any) -> bool:
+    """Return whether a value is the same, or an equal plain one."""
+    if before is after:
+        return True
+    if not isinstance(before, PLAIN) or type(before) is not type(after):
+        return False
+    return repr(before) == repr(after) if isinstance(before, float) else before == after
+
+
+def _is_stateful_of_torch(value: Any) -> bool:
+    """Return whether an object is torch's and has attributes that steps may change."""
+    kind = cast("Any", type(value))
+    return (
+        str(kind.__module__).startswith(("torch.optim", "torch.amp"))
+        and not isinstance(value, type)
+        and kind.__dictoffset__ != 0
+    )
+
+
+def holds_tensors(value: Any) -> bool:
+    """Return whether tensors, modules or optimizers can be reached from an object."""
+    kinds = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
+
+    def enters(part: Any) -> bool:
+        return not isinstance(part, PLAIN)
+
+    for count, (_, part) in enumerate(reachable.walk(value, "", enters)):
+        if isinstance(part, kinds) or count > _MOST:
+            return True
+    return False
