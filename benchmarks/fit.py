@@ -1,6 +1,6 @@
 """How far estimates of memory are from what processes take: 12 models, 6 settings, 3 ways.
 
-python benchmarks/fit.py --record                        216 cells; renews docs/fit.md
+python benchmarks/fit.py --record                        216 cells; renews notes/fit.md
 python benchmarks/fit.py --models mlp gpt --ways interpreted
 python benchmarks/fit.py --cell mlp interpreted sgd      one, in this process
 

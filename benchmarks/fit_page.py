@@ -1,4 +1,4 @@
-"""What the cells of ``fit.py`` say together, and the part of docs/fit.md that says it."""
+"""What the cells of ``fit.py`` say together, and the part of notes/fit.md that says it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "fit.md"
+PAGE = Path(__file__).resolve().parent / "notes" / "fit.md"
 BEGIN, END = "<!-- written by benchmarks/fit.py -->", "<!-- end of what it writes -->"
 _MIB = 2**20
 _WIDTH = 140  # of a line of text
@@ -124,7 +124,7 @@ def _by_setting(cells: list[dict[str, Any]]) -> list[str]:
 
 def renew(result: dict[str, Any], record: str) -> None:
     """Replace the numbers of the page."""
-    link = f"From [`{record}`](../benchmarks/records/{record}):"
+    link = f"From [`{record}`](../records/{record}):"
     body = "\n".join([BEGIN, link, "", *lines(result), END])
     pattern = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)
     PAGE.write_text(pattern.sub(lambda _: body, PAGE.read_text()))

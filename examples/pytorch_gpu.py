@@ -1,7 +1,7 @@
 """Train and test a network in plain PyTorch, on a GPU where there is one.
 
 `pytorch_ipu.py` is the same program through poptorch. What differs between the two files is what
-porting takes; `docs/porting-pair.md` shows it.
+porting takes; `docs/from_pytorch.md` explains it.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Train and test a network through poptorch, on the device that it finds.
 
 `pytorch_gpu.py` is the same program in plain PyTorch. What differs between the two files is what
-porting takes; `docs/porting-pair.md` shows it.
+porting takes; `docs/from_pytorch.md` explains it.
 """
 
 import argparse

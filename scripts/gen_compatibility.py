@@ -1,4 +1,4 @@
-"""Write `docs/compatibility.md` from the option table.
+"""Write `docs/reference/compatibility.md` from the option table.
 
 python scripts/gen_compatibility.py           write the page
 python scripts/gen_compatibility.py --check   exit 1 if the page is not up to date
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "compatibility.md"
+PAGE = ROOT / "docs" / "reference" / "compatibility.md"
 TESTS = ROOT / "tests"
 
 HEAD = """\
@@ -130,7 +130,7 @@ def _test_of(name: str) -> str:
         if counts[best]:
             path = best
             break
-    return f"[{Path(path).stem}](../{path})"
+    return f"[{Path(path).stem}](../../{path})"
 
 
 def _functions() -> Iterator[str]:
@@ -221,7 +221,7 @@ def _environment() -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Write or check the page; return the exit status."""
-    parser = argparse.ArgumentParser(description="Write docs/compatibility.md.")
+    parser = argparse.ArgumentParser(description="Write docs/reference/compatibility.md.")
     parser.add_argument("--check", action="store_true", help="only tell whether it is up to date")
     arguments = parser.parse_args(argv)
     text = page()

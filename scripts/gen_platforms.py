@@ -1,7 +1,7 @@
-"""Writes docs/platforms.md from records of what ran where, and such records.
+"""Writes docs/platforms.md and its note from records of what ran where, and such records.
 
-python scripts/gen_platforms.py            rewrites the page
-python scripts/gen_platforms.py --check    exits 1 if it is stale
+python scripts/gen_platforms.py            rewrites the pages
+python scripts/gen_platforms.py --check    exits 1 if one is stale
 python scripts/gen_platforms.py --record "whole suite" --junit a.xml b.xml
 python scripts/gen_platforms.py --record "README program" --counts 1 0 0 --set python=3.13.5
 
@@ -26,9 +26,9 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from abele._torch import versions  # noqa: E402 - after the path
 
-PAGE = ROOT / "docs" / "platforms.md"
+PAGES = (ROOT / "docs" / "platforms.md", ROOT / "benchmarks" / "notes" / "platforms.md")
 RECORDS = ROOT / "benchmarks" / "records" / "platforms"
-LINKS = "../benchmarks/records/platforms"
+LINKS = "../records/platforms"  # from the note, which has the rows
 SUITE, README = "whole suite", "README program"
 #: What makes one row: keys of a record's environment.
 ROW = ("torch", "python", "cpu", "compiler", "system")
@@ -40,7 +40,7 @@ Record = dict[str, Any]
 
 
 def main() -> int:
-    """Rewrite or check docs/platforms.md, or write a record."""
+    """Rewrite or check the pages, or write a record."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="only compare; exit 1 if stale")
     parser.add_argument("--record", metavar="PART", help=f'what ran: "{SUITE}", "{README}", a path')
@@ -56,14 +56,16 @@ def main() -> int:
         given = dict(each.split("=", 1) for each in options.set)
         print(write(RECORDS, options.record, outcome, {**environment(), **given}))
         return 0
-    old = PAGE.read_text()
-    new = page(old, records(RECORDS))
-    if options.check:
-        if new != old:
-            print("docs/platforms.md is stale: run python scripts/gen_platforms.py")
-        return int(new != old)
-    PAGE.write_text(new)
-    return 0
+    stale = 0
+    for path in PAGES:
+        old = path.read_text()
+        new = page(old, records(RECORDS))
+        if options.check and new != old:
+            stale = 1
+            print(f"{path.relative_to(ROOT)} is stale: run python scripts/gen_platforms.py")
+        elif new != old:
+            path.write_text(new)
+    return stale
 
 
 def of_counts(options: argparse.Namespace) -> Record:

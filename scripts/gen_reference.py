@@ -172,7 +172,9 @@ def main() -> int:
     FOLDER.mkdir(exist_ok=True)
     current = pages()
     stale = [path for path, text in current.items() if not same(path, text)]
-    stale += sorted(set(FOLDER.glob("*.md")) - set(current))
+    # Other generators write into the folder too.
+    ours = {path for path in FOLDER.glob("*.md") if path.read_text("utf-8").startswith(NOTE)}
+    stale += sorted(ours - set(current))
     if options.check:
         for path in stale:
             print(f"{path.relative_to(ROOT)} is stale: run python scripts/gen_reference.py")
@@ -199,7 +201,7 @@ def contents() -> str:
     """Return the page that lists the others."""
     lines = [NOTE, "", "# API reference", ""]
     lines.append("Every public name, from its signature and docstring. What each option and")
-    lines.append("environment variable does, as one table: [compatibility](../compatibility.md).")
+    lines.append("environment variable does, as one table: [compatibility](compatibility.md).")
     for name, (title, _) in PAGES.items():
         lines += ["", f"## [{title}]({name}.md)", ""]
         for section, names in sections(name).items():

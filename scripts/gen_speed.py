@@ -1,4 +1,4 @@
-"""Writes the tables of docs/speed.md from the newest records of benchmarks.
+"""Writes the tables of benchmarks/notes/speed.md from the newest records of benchmarks.
 
 python scripts/gen_speed.py            rewrites them
 python scripts/gen_speed.py --check    exits 1 if they are stale
@@ -16,9 +16,9 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from benchmarks.table import page  # noqa: E402 - after the path
 
-PAGE = ROOT / "docs" / "speed.md"
+PAGE = ROOT / "benchmarks" / "notes" / "speed.md"
 RECORDS = ROOT / "benchmarks" / "records"
-LINKS = "../benchmarks/records"
+LINKS = "../records"
 INTRODUCTION_COLUMNS = """\
 | machine | torch.compile | abele | abele, with loader | first step cold | cached | record |
 |---|---:|---:|---:|---:|---:|---|"""
@@ -32,7 +32,7 @@ _PIXELS = {1: "640 x 1024", 2: "320 x 512", 3: "160 x 256"}
 
 
 def main() -> int:
-    """Rewrite or check docs/speed.md."""
+    """Rewrite or check benchmarks/notes/speed.md."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="only compare; exit 1 if stale")
     options = parser.parse_args()
@@ -48,7 +48,7 @@ def main() -> int:
         new = part.sub(lambda m, text=text: f"{m[1]}{text}{m[2]}", new)
     if options.check:
         if new != old:
-            print("docs/speed.md is stale: run python scripts/gen_speed.py")
+            print("benchmarks/notes/speed.md is stale: run python scripts/gen_speed.py")
         return int(new != old)
     PAGE.write_text(new)
     return 0

@@ -1,4 +1,4 @@
-"""The tables of README.md and docs/speed.md, from the newest record of each row."""
+"""The tables of README.md and benchmarks/notes/speed.md, from the newest record of each row."""
 
 from __future__ import annotations
 

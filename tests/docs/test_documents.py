@@ -8,7 +8,10 @@ import pytest
 from helpers.warm_python import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "examples" / "README.md"]
+GUIDES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [*GUIDES, ROOT / "README.md", ROOT / "examples" / "README.md"]
+PAGES += sorted((ROOT / "benchmarks" / "notes").glob("*.md"))
+INDEX = (ROOT / "docs" / "README.md").read_text()
 BLOCK = re.compile(r"```python\n(.*?)```", re.S)
 
 
@@ -55,6 +58,46 @@ def test_a_document_of_blocks(name, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+def prose(page):
+    """Return the number of words outside of code blocks."""
+    return len(re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.S | re.M).split())
+
+
+def linked(heading):
+    """Return the pages that a section of the index links."""
+    section = INDEX.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    return [ROOT / "docs" / name for name in re.findall(r"\]\(([\w-]+\.md)\)", section)]
+
+
+def test_the_index_has_every_page_once_by_purpose():
+    sections = ("Tutorials", "How-to guides", "Explanation")
+    found = [page for section in sections for page in linked(section)]
+    assert sorted(found) == [page for page in GUIDES if page.name != "README.md"]
+
+
+@pytest.mark.parametrize("page", linked("How-to guides"), ids=lambda page: page.name)
+def test_a_guide_has_at_most_600_words(page):
+    assert prose(page) <= 600
+
+
+def test_the_port_of_the_tutorial(tmp_path):
+    script = BLOCK.findall((ROOT / "docs" / "from_pytorch.md").read_text())[0]
+    (tmp_path / "train.py").write_text(script)
+    words = ("port", "train.py", "-o", "ported", "--check", "20")
+    variables = {"PYTHONPATH": str(ROOT / "src")}
+    done = run_program("-m", "abele", *words, cwd=tmp_path, **variables)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^ +20 +0\.05388\d+ .* equal +same +equal$", done.stdout, re.M)
+    assert "lines: 0 match, 8 modified, 0 manual, 0 blocked" in done.stdout
+    assert "equal to its original for 20 steps: losses and 4 tensors" in done.stdout
+
+
+def test_the_program_of_the_first_distributed_run(tmp_path):
+    done = run(blocks("docs/first_distributed_run.md"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.match(r"32 updates per epoch, weights (8\.0000|7\.999\d)$", done.stdout.strip())
+
+
 def test_the_tour_of_the_engine_names_every_folder():
     folder = ROOT / "src" / "abele"
     tour = (folder / "README.md").read_text()
@@ -81,7 +124,7 @@ def test_tour(tmp_path):
     assert "bitwise equal to plain PyTorch" in done.stdout
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_point_somewhere(page):
     for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / link).exists(), f"{page.name} links {link}"
@@ -94,7 +137,7 @@ def headings(page):
     return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in named.splitlines()}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_to_headings_point_somewhere(page):
     for link, anchor in re.findall(r"\]\(([^)#:\s]*)#([^)\s]+)\)", page.read_text()):
         linked = page.parent / link if link else page

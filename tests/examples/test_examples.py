@@ -108,9 +108,3 @@ def test_half_precision_needs_stochastic_rounding(tmp_path):
     assert stochastic == pytest.approx(plain, abs=2e-3)
     assert nearest - plain > 2 * abs(stochastic - plain)
     assert (tmp_path / "out" / "half_precision.png").stat().st_size > 10_000
-
-
-def test_the_page_of_the_porting_pair_is_up_to_date():
-    generator = REPOSITORY / "scripts" / "gen_porting_pair.py"
-    result = run_program(generator, "--check")
-    assert result.returncode == 0, result.stderr

@@ -49,7 +49,7 @@ class Finding:
 
 def docs_of(code: str) -> str:
     """Return the path of the page that explains a finding's code."""
-    return f"docs/port.md#{code.lower()}"
+    return f"docs/reference/port_codes.md#{code.lower()}"
 
 
 #: What is said of a program, by its verdict.

@@ -1,7 +1,7 @@
 """Process-wide effects of importing poptorch: environment variables, hooks and device counts.
 
-``VARIABLES`` is the one table of environment variables, from which `docs/compatibility.md` and the
-check are made.
+``VARIABLES`` is the one table of environment variables, from which
+`docs/reference/compatibility.md` and the check are made.
 """
 
 import atexit

@@ -1,8 +1,8 @@
 """The table of all PopTorch options: types, defaults, legal values and effects.
 
 Defaults, type checks, the lists of what cannot be honoured and of what has no effect, and
-`docs/compatibility.md` are all read from this table; nothing repeats it. A row describes a stored
-value, so the options objects in `poptorch.options` must not be imported here.
+`docs/reference/compatibility.md` are all read from this table; nothing repeats it. A row describes
+a stored value, so the options objects in `poptorch.options` must not be imported here.
 """
 
 import enum

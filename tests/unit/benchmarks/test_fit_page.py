@@ -89,6 +89,6 @@ def test_the_page_has_the_record():
     # The table is of all ways to run a program. Records of one day have a number.
     whole = [each for each, record in records.items() if len(record["errors"]) == 3]
     newest = max(whole, key=lambda each: (records[each]["environment"]["date"], each.stem))
-    page = (ROOT / "docs" / "fit.md").read_text()
+    page = (ROOT / "benchmarks" / "notes" / "fit.md").read_text()
     assert f"records/{newest.name}" in page
     assert "\n".join(fit_page.lines(json.loads(newest.read_text()))) in page

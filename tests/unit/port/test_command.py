@@ -36,7 +36,7 @@ def test_a_port_is_written_beside_with_its_record_diff_and_page(tmp_path, capsys
     lines = SCRIPT.read_text().splitlines()
     for each in record["findings"]:
         assert lines[each["line"] - 1].strip() == each["text"]
-        assert each["docs"] == f"docs/port.md#{each['code'].lower()}"
+        assert each["docs"] == f"docs/reference/port_codes.md#{each['code'].lower()}"
     patch = (tmp_path / "new" / "port.diff").read_text()
     again = tmp_path / "again"
     again.mkdir()

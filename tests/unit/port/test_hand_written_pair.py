@@ -2,7 +2,7 @@
 
 The original, its port and the program that was ported by hand run in this process, on target
 ``reference``. What is equal, and what the hand-written one does more, is the list in
-``docs/port.md``.
+``docs/reference/port_codes.md``.
 """
 
 import contextlib
