@@ -1,5 +1,7 @@
 """Puts compiled kernels into wheels, so that programs need not wait for them on a new machine.
 
+Wheels also get the pages of ``docs``, which ``abele docs`` prints.
+
 A wheel made on Linux with a C++ compiler brings the kernels for this machine's level of processors,
 which takes half a minute of processor time. ``ABELE_WHEEL_KERNELS`` chooses otherwise: ``none``, or
 levels of one architecture, such as ``x86-64-v3,x86-64-v4``, for a wheel that goes elsewhere; with
@@ -46,6 +48,9 @@ class CustomBuildHook(BuildHookInterface):
         """
         if version != "standard":
             return
+        pages = Path(self.root, "docs")  # for ``abele docs``
+        for page in pages.rglob("*.md"):
+            build_data["force_include"][str(page)] = f"abele/_docs/{page.relative_to(pages)}"
         root, asked = Path(self.root), os.environ.get(CHOICE)
         sources = module(root, "kernels/sources.py")
         here = sources.level(platform.machine(), module(root, "processor.py").listed())

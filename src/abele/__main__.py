@@ -27,6 +27,9 @@ _COMMANDS = {
     "doctor": _Command(
         "abele.doctor", "show what this installation has, and what it lacks", ("", "--json")
     ),
+    "docs": _Command(
+        "abele.docs", "print a page of the documentation", ("", "starting", "port_codes#abp101")
+    ),
     "prepare": _Command(
         "abele.compilation.prepare",
         "compile abele's kernels for this machine beforehand",

@@ -290,7 +290,7 @@ def test_an_optimizer_for_inference():
 def test_names_that_do_not_exist():
     with pytest.raises(AttributeError, match=r"samba has no 'from_torhc', and torch has none"):
         _ = samba.from_torhc
-    with pytest.raises(AttributeError, match=r"session has no 'runs'. See docs/sambaflow.md"):
+    with pytest.raises(AttributeError, match=r"session has no 'runs'. Run `abele docs sambaflow`"):
         _ = samba.session.runs
     with pytest.raises(UsageError, match=r"a PEF of this package holds one model"):
         samba.utils.trace_multigraph()

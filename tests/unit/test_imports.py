@@ -53,7 +53,7 @@ ORDERS = {
             "passes",
         ),
         *("capture", "targets", "compilation", "runtime", "pipeline", "machine_limits", "report"),
-        *("fit", "stage", "differences", "port", "doctor", "__main__"),
+        *("fit", "stage", "differences", "port", "doctor", "docs", "__main__"),
     ),
     "poptorch": (
         *("enums", "_error", "_logging", "_version", "options", "autocasting", "processes"),

@@ -77,7 +77,10 @@ class Messages(list):
 
 
 def built(hook, monkeypatch, version="standard", **compiling):
-    """Let the hook work with few sources; returns what it tells hatchling, and its messages."""
+    """Let the hook work with few sources; returns what it tells hatchling, and its messages.
+
+    The pages of the documentation are in ``made.pages``, not in what hatchling is told.
+    """
     few = SimpleNamespace(
         **{**vars(sources), "KERNELS": {"calls.cpp": 0.4}, "level": lambda *_: LEVEL, **compiling}
     )
@@ -87,6 +90,9 @@ def built(hook, monkeypatch, version="standard", **compiling):
     monkeypatch.setattr(type(made), "root", str(ROOT), raising=False)
     monkeypatch.setattr(type(made), "app", messages, raising=False)
     made.initialize(version, data)
+    forced = data["force_include"]
+    pages = [path for path, place in forced.items() if place.startswith("abele/_docs/")]
+    made.pages = {path: forced.pop(path) for path in pages}
     return made, data, messages
 
 
@@ -108,13 +114,15 @@ def test_kernels_are_compiled_and_listed(hook, monkeypatch):
 
 
 def test_editable_installations_compile_when_kernels_are_needed(hook, monkeypatch):
-    _, data, messages = built(hook, monkeypatch, "editable")
-    assert (data, messages) == ({"force_include": {}}, [])
+    made, data, messages = built(hook, monkeypatch, "editable")
+    assert (data, messages, made.pages) == ({"force_include": {}}, [], {})
 
 
 def test_without_a_compiler_the_wheel_brings_none(hook, monkeypatch):
-    _, data, messages = built(hook, monkeypatch, compiler=lambda: None)
+    made, data, messages = built(hook, monkeypatch, compiler=lambda: None)
     assert data == {"force_include": {}}
+    assert set(made.pages) == {str(path) for path in (ROOT / "docs").rglob("*.md")}
+    assert made.pages[str(ROOT / "docs/reference/ops.md")] == "abele/_docs/reference/ops.md"
     assert messages == ["This wheel brings no compiled kernels."]
 
 

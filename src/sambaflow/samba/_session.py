@@ -288,7 +288,7 @@ class SambaSession:
             hint(f"session.{name}(...)", "shapes are static")
             return lambda *args, **kwargs: None
         raise AttributeError(
-            f"session has no {name!r}. See docs/sambaflow.md for what this package offers."
+            f"session has no {name!r}. Run `abele docs sambaflow` for what this package offers."
         )
 
 

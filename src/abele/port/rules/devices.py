@@ -212,8 +212,8 @@ _OTHERS = frozenset(("cuda", "dpcpp", "gpu", "hpu", "mps", "rdu", "rocm", "tpu",
 _THERE = "the program has the mode {new} already and uses poptorch: it stays as it is"
 _BY_HAND = (
     "the program chooses among compute modes, and a port would lose the others: add a member IPU "
-    "by hand and a branch for it at each of these lines (docs/porting-cosmictagger.md shows the "
-    "edits), or port a copy without the switch"
+    "by hand and a branch for it at each of these lines (`abele docs porting-cosmictagger` shows "
+    "the edits), or port a copy without the switch"
 )
 
 
