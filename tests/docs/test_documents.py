@@ -80,6 +80,10 @@ def test_a_guide_has_at_most_600_words(page):
     assert prose(page) <= 600
 
 
+def test_pages_by_hand_have_at_most_25000_words():
+    assert sum(map(prose, [*GUIDES, ROOT / "README.md"])) <= 25_000
+
+
 def test_the_port_of_the_tutorial(tmp_path):
     script = BLOCK.findall((ROOT / "docs" / "from_pytorch.md").read_text())[0]
     (tmp_path / "train.py").write_text(script)
