@@ -202,6 +202,11 @@ def contents() -> str:
     lines = [NOTE, "", "# API reference", ""]
     lines.append("Every public name, from its signature and docstring. What each option and")
     lines.append("environment variable does, as one table: [compatibility](compatibility.md).")
+    lines.append("")
+    lines.append(
+        "Commands: [findings of `abele port`](port_codes.md), [options of `poprun`](poprun.md),"
+    )
+    lines.append("[configuration of CosmicTagger](cosmictagger.md).")
     for name, (title, _) in PAGES.items():
         lines += ["", f"## [{title}]({name}.md)", ""]
         for section, names in sections(name).items():
