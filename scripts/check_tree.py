@@ -18,12 +18,12 @@ UNCLEAR = re.compile(
 # Lines of Python and C++ per folder, in hundreds. They only go down: a commit that raises one says
 # which published program, test of the original or row of a benchmark needs it.
 BUDGETS = {
-    "src": 1037,
+    "src": 1038,
     "src/abele/_torch": 15,
     "src/abele/arena": 12,
     "src/abele/capture": 35,
     "src/abele/collectives": 13,
-    "src/abele/compilation": 33,
+    "src/abele/compilation": 34,
     "src/abele/differences": 12,
     "src/abele/fit": 15,
     "src/abele/kernels": 121,

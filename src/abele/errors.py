@@ -118,6 +118,18 @@ class CompilerError(TargetError):
         self.log = log
 
 
+class LoweringError(CompilerError):
+    """A lowering failed with an exception that is a bug of this package.
+
+    Attributes:
+        lowering: its name.
+    """
+
+    def __init__(self, message: str, log: str = "", lowering: str = ""):
+        super().__init__(message, log)
+        self.lowering = lowering
+
+
 class ExecutableError(AbeleError):
     """An executable file cannot be used."""
 

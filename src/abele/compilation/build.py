@@ -11,7 +11,9 @@ the executable came from and how long each part took.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
+import os
 import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -38,12 +40,13 @@ from abele.compilation.executable import (
 )
 from abele.compilation.start import Start
 from abele.compilation.tiers import Gather, Wanted
-from abele.errors import CompilerError, TargetError
+from abele.errors import CompilerError, LoweringError, TargetError
 from abele.passes.trap_exceptions import trap_exceptions
 from abele.program import Program
 from abele.step.config import StepConfig
 from abele.targets import ENVIRONMENT, Target, get_target, requested
-from abele.targets.candidates import candidates, considered
+from abele.targets.candidates import ENVIRONMENT as LOWERING
+from abele.targets.candidates import RULES, candidates, considered
 from abele.warn import warn_user
 
 # The fallback of a target that cannot compile.
@@ -54,7 +57,7 @@ Progress = Callable[[str, float], None]
 
 
 class FallbackWarning(UserWarning):
-    """Programs run on another target than this machine's best one."""
+    """Programs run on another target than this machine's best one, or by another lowering."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -64,7 +67,7 @@ class BuildRecord:
     Attributes:
         target: the target that runs.
         forced: the environment or the caller insisted on it.
-        fallback: why the better target could not be used, if so.
+        fallback: why the better target or lowering could not be used, if so.
         executable: hash of the executable.
         cache: ``off``, ``hit`` or ``miss``.
         why: on a miss, in which parts the nearest stored executable differs.
@@ -74,7 +77,7 @@ class BuildRecord:
             names.
         seconds: wall time by part: ``passes``, ``compile``, ``load``, ``store``, and ``wait`` for
             another process that compiled the same.
-        log: file with the native compiler's output, if it failed.
+        log: file with the native compiler's output if it failed, or with a lowering's traceback.
         running: which programs run now, which changes when compiled ones take over.
     """
 
@@ -171,14 +174,16 @@ def build(
                 return _build_for(target, programs, config, cache, record, progress, wanted), record
         except TargetError as error:
             record.log = _write_log(error, log_folder)
+            where = _where(error, record.log)
             if record.forced or target.name == _LAST:
-                where = f" The compiler's output is in {record.log}." if record.log else ""
                 raise type(error)(f"{error}{where}", *_log_of(error)) from None
-            failed, target = target, get_target(_SLOWER.get(target.name, _LAST))
+            failed, target = target, _next_to(target, error)
             record.fallback = str(error)
             # Whoever comes here has compiled, so all processes have agreed to do so.
             wanted = dataclasses.replace(wanted, start=Start.WAIT, gather=None)
-            _warn_fallback(failed, target, record)
+            if target.name == failed.name:
+                cache = None  # the next process shall not find this and say nothing
+            _warn_fallback(failed, target, f"{record.fallback}{where}")
 
 
 def _build_for(
@@ -355,6 +360,25 @@ def _compile(lowered: Lowered, record: BuildRecord, progress: Progress) -> Execu
     return made
 
 
+def _next_to(target: Target, error: TargetError) -> Target:
+    """Return the target without the lowering that failed, if it has others; else a slower target.
+
+    Where the environment names lowerings, there are no others.
+    """
+    if isinstance(error, LoweringError) and os.environ.get(LOWERING, RULES) == RULES:
+        others = tuple(each for each in target.lowerings if each.name != error.lowering)
+        if any(not each.trusted for each in others):
+            target = copy.copy(target)
+            target.lowerings = others
+            return target
+    return get_target(_SLOWER.get(target.name, _LAST))
+
+
+def _where(error: TargetError, log: str | None) -> str:
+    what = "traceback" if isinstance(error, LoweringError) else "compiler's output"
+    return f" The {what} is in {log}." if log else ""
+
+
 def _log_of(error: TargetError) -> tuple[str, ...]:
     return (error.log,) if isinstance(error, CompilerError) else ()
 
@@ -379,10 +403,11 @@ def _write_log(error: TargetError, folder: str | Path | None) -> str | None:
     return file.name
 
 
-def _warn_fallback(failed: Target, target: Target, record: BuildRecord) -> None:
-    where = f" The compiler's output is in {record.log}." if record.log else ""
+def _warn_fallback(failed: Target, target: Target, why: str) -> None:
+    another = f"Running on the slower {target.name!r} target."
+    if target.name == failed.name:
+        another = f"Running by another lowering of the {target.name!r} target."
     warn_user(
-        f"Running on the slower {target.name!r} target. {record.fallback}{where} "
-        f"Set {ENVIRONMENT}={failed.name} to make this an error.",
+        f"{another} {why} Set {ENVIRONMENT}={failed.name} to make this an error.",
         FallbackWarning,
     )

@@ -29,6 +29,7 @@ from abele.compilation.cache import ExecutableCache
 from abele.compilation.compiling import (
     Lowered,
     Way,
+    blamed,
     compile_programs,
     exchanges,
     lowered_by,
@@ -187,8 +188,9 @@ class FromCompiler(Later):
             for program in job.programs:
                 names = lowerings_of(job.parts, program.name)
                 for name in (each for each in names if job.target.lowering(each).compiles):
-                    lowered = lowered_by(job.target, program, name)
-                    written = job.target.lowering(name).source(lowered)
+                    with blamed(program, name):
+                        lowered = lowered_by(job.target, program, name)
+                        written = job.target.lowering(name).source(lowered)
                     files.append(_File(folder, len(files), name, lowered, written))
         needed, cpu_s = needed_once(job.target, job.programs, job.parts), running.processor_s
         commands = {

@@ -10,6 +10,7 @@ import math
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,14 @@ from abele.compilation.executable import (
     ExecutableSource,
     lowerings_of,
 )
-from abele.errors import CompilerError, CorruptExecutable, ProgramError, TargetError
+from abele.errors import (
+    AbeleError,
+    CompilerError,
+    CorruptExecutable,
+    LoweringError,
+    ProgramError,
+    TargetError,
+)
 from abele.kernels.build import FOLDERS
 from abele.program import Program, Role, Slot
 from abele.step.config import StepConfig
@@ -334,7 +342,9 @@ def needed_once(
                 if at_most is None:
                     return None
                 if target.setup_seconds_left(at_most):
-                    needed.update(lowering.required_kernels(lowered_by(target, program, name)))
+                    # A lowering that fails needs nothing; compiling the program says why it failed.
+                    with contextlib.suppress(LoweringError), blamed(program, name):
+                        needed.update(lowering.required_kernels(lowered_by(target, program, name)))
     return needed
 
 
@@ -342,6 +352,28 @@ def needed_once(
 def _warn_slow(reason: str) -> None:
     """Warn that compiled programs are slow here, once per process."""
     warn_user(f"Compiled programs run, but slowly: {reason}.", RuntimeWarning)
+
+
+@contextlib.contextmanager
+def blamed(program: Program, lowering: str) -> Generator[None]:
+    """Raise an unexpected exception of a lowering as ``LoweringError``, with the traceback as log.
+
+    Errors for the user, warnings that are errors, and exhausted memory pass unchanged.
+    """
+    try:
+        yield
+    except Exception as error:
+        meant = AbeleError, Warning, OSError, MemoryError, torch.OutOfMemoryError
+        if isinstance(error, meant) and not isinstance(error, ProgramError):
+            raise
+        said = _in_short(error).removesuffix(".")
+        raise LoweringError(
+            f"Program {program.name!r} could not be compiled: lowering {lowering!r} failed with "
+            f"{said}. This is a bug of abele: please report it, with the output of `abele doctor "
+            "--json`.",
+            traceback.format_exc(),
+            lowering,
+        ) from error
 
 
 def _compiled(target: Target, program: Program, name: str) -> Way:
@@ -372,16 +404,24 @@ def _ways(target: Target, program: Program, names: Sequence[str], ready: Ready) 
     """Yield a program compiled by each candidate lowering; later lowerings may fail."""
     some = False
     for name in names:
-        with contextlib.suppress(CompilerError) if some else contextlib.nullcontext():
-            yield _way(target, program, name, ready)
-            some = True
+        try:
+            way = _way(target, program, name, ready)
+        except CompilerError as error:
+            if not some:
+                raise
+            if isinstance(error, LoweringError):
+                warn_user(f"Lowering {name!r} is not timed. {error}", RuntimeWarning)
+            continue
+        some = True
+        yield way
 
 
 def _way(target: Target, program: Program, name: str, ready: Ready) -> Way:
     try:
-        if (program.name, name) in ready:
-            return ready[program.name, name]()
-        return _compiled(target, lowered_by(target, program, name), name)
+        with blamed(program, name):
+            if (program.name, name) in ready:
+                return ready[program.name, name]()
+            return _compiled(target, lowered_by(target, program, name), name)
     except CorruptExecutable as error:  # made a moment ago, so nothing is damaged
         raise CompilerError(
             f"Program {program.name!r} was compiled, and what the C++ compiler made does not load: "

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from abele.compilation.compiling import lowered_by
+from abele.compilation.compiling import blamed, lowered_by
 from abele.compilation.executable import (
     ChosenLowering,
     Executable,
@@ -303,7 +303,8 @@ def _conservative(made: Executable, lowerings: dict[str, Lowering]) -> Executabl
     code = dict[str, _Code]()
     for program in made.common:
         lowering, lowered = lowerings[program.name], made.lowered(program.name)
-        again = lowering.compile_conservatively(lowered)
+        with blamed(program, lowering.name):
+            again = lowering.compile_conservatively(lowered)
         code[program.name] = lowered, again or made.compiled[program.name]
     if all(each is made.compiled[name] for name, (_, each) in code.items()):
         raise CompilerError("there are no other flags to compile with")
@@ -320,8 +321,9 @@ def _by(made: Executable, lowering: Lowering) -> Executable:
         problem = lowering.why_not(considered(made.target, program))
         if problem is not None:
             raise CompilerError(f"{lowering.name!r} cannot run program {program.name!r}: {problem}")
-        lowered = lowered_by(made.target, program, lowering.name)
-        code[program.name] = lowered, lowering.compile(lowered)
+        with blamed(program, lowering.name):
+            lowered = lowered_by(made.target, program, lowering.name)
+            code[program.name] = lowered, lowering.compile(lowered)
     chosen = ChosenLowering(name=lowering.name, reason="code of the first choice was refused")
     return _with(made, code, dict.fromkeys(code, chosen))
 

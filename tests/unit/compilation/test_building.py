@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 
 from abele import FallbackWarning, StepConfig, build, get_target
-from abele.errors import CompilerError, CorruptExecutable, TargetError
+from abele.errors import CompilerError, CorruptExecutable, LoweringError, TargetError
 from abele.passes.cleanup import dead_code
-from abele.targets import ENVIRONMENT
+from abele.targets import ENVIRONMENT, candidates
+from abele.targets.cpu.emitted import lowering as emitted
+from abele.targets.cpu.emitted.lowering import Emitted
+from abele.targets.cpu.op_by_op.lowering import OpByOp
 from conftest import usable
 from helpers.fakes import Failing, Keeping, KeptCode, Refusing, prefer
 from helpers.models import MODELS
@@ -215,6 +218,80 @@ def test_code_that_does_not_load_falls_back_unless_the_target_was_forced(
         made, record = build(programs, CONFIG)
     assert len(caught) == 1
     assert (made.target.name, record.target) == ("reference", "reference")
+
+
+class Buggy(Keeping):
+    """Its first lowering fails by a bug; ``second`` is taken instead, if there is one."""
+
+    name = "buggy"
+
+    def __init__(self, *others):
+        super().__init__()
+        self.lowerings[0].passes = (self.unknown,)
+        self.lowerings += others
+
+    def unknown(self, program):
+        return {}["an operator"]
+
+
+BUG = (
+    r"Program 'forward' could not be compiled: lowering 'kept code' failed with KeyError: "
+    r"'an operator'\. This is a bug of abele: please report it, with the output of `abele doctor "
+    r"--json`\. The traceback is in \S+\.log\. "
+)
+
+
+def test_a_bug_of_a_lowering_falls_back_with_one_warning(programs, monkeypatch, tmp_path):
+    prefer(monkeypatch, Buggy())
+    with pytest.warns(FallbackWarning, match=rf"'reference' target\. {BUG}Set ABELE_") as caught:
+        made, record = build(programs, CONFIG, log_folder=tmp_path)
+    assert len(caught) == 1
+    assert (made.target.name, record.target) == ("reference", "reference")
+    assert "in unknown" in Path(record.log).read_text()
+
+
+def test_the_next_lowering_runs_what_a_bug_keeps_from_the_first(
+    programs, monkeypatch, tmp_path, isolated_cache
+):
+    second = KeptCode()
+    second.name, second.trusted = "second", False
+    target = Buggy(second)
+    prefer(monkeypatch, target)
+    for _ in range(2):  # nothing is stored, so that the next process says so too
+        with pytest.warns(FallbackWarning, match=rf"'buggy' target\. {BUG}Set ABELE_") as caught:
+            _, record = build(programs, CONFIG, cache=isolated_cache, log_folder=tmp_path)
+        assert len(caught) == 1
+        assert (record.target, record.lowerings["forward"].name) == ("buggy", "second")
+    assert len(target.lowerings) == 2
+    monkeypatch.setenv(candidates.ENVIRONMENT, "kept code")
+    with pytest.warns(FallbackWarning, match="'reference' target"):
+        build(programs, CONFIG, log_folder=tmp_path)
+
+
+def test_a_bug_of_a_lowering_is_an_error_where_the_target_was_forced(programs, tmp_path):
+    with pytest.raises(LoweringError, match=BUG.rstrip()) as caught:
+        build(programs, CONFIG, target=Buggy(KeptCode()), log_folder=tmp_path)
+    assert "in unknown" in caught.value.log
+
+
+@pytest.mark.parametrize("problem", [MemoryError("64 GiB"), UserWarning("an error, as asked")])
+def test_what_is_no_bug_of_a_lowering_reaches_the_user(programs, monkeypatch, problem):
+    monkeypatch.setattr(Unloadable.code, "problem", problem)
+    prefer(monkeypatch, Unloadable())
+    with pytest.raises(type(problem), match=str(problem)):
+        build(programs, CONFIG)
+
+
+def test_generated_code_that_cannot_be_written_is_replaced(programs, monkeypatch, tmp_path):
+    usable("cpu")
+    monkeypatch.setattr(emitted, "planned_code", lambda program: {}["an operator"])
+    monkeypatch.setattr(Emitted, "why", lambda self, program: "it is tried")
+    monkeypatch.setattr(OpByOp, "why", lambda self, program: None)
+    prefer(monkeypatch, get_target("cpu"))
+    said = "'cpu' target.*'emitted' failed with KeyError: 'an operator'"
+    with pytest.warns(FallbackWarning, match=said):
+        _, record = build(programs, CONFIG, log_folder=tmp_path)
+    assert (record.target, record.lowerings["forward"].name) == ("cpu", "interpreter")
 
 
 def test_a_log_that_cannot_be_written_hides_no_failure(programs, monkeypatch, tmp_path):

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -212,7 +213,13 @@ def test_a_program_that_cannot_be_written_is_a_failure(begin, monkeypatch):
 
     monkeypatch.setattr(Writing, "source", refuse)
     later = begin(job_of(COPIES))
-    assert later.wait() == later.look() == Failure("it divides (ZeroDivisionError)")
+    outcome = later.wait()
+    assert outcome == later.look()
+    said = (
+        r"'step'.*'writing0' failed with ZeroDivisionError: it divides\. .* `abele doctor --json`"
+    )
+    assert re.search(said, outcome.problem)
+    assert outcome.log.endswith("ZeroDivisionError: it divides\n")
 
 
 def test_a_killed_process_is_a_failure_and_its_compiler_ends(begin, tmp_path):

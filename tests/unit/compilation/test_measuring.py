@@ -124,6 +124,16 @@ def test_what_is_measured_beside_may_fail_to_compile(programs, clocked, monkeypa
     assert record.lowerings["forward"].name == "usual"
 
 
+def test_a_bug_of_what_is_measured_beside_is_reported(programs, clocked, monkeypatch):
+    clocked(usual=0.008)
+    target = Several()
+    monkeypatch.setattr(target.lowerings[0], "compile", lambda program: {}["a kernel"])
+    said = "'other' is not timed.*'forward'.*KeyError: 'a kernel'.*`abele doctor --json`"
+    with pytest.warns(RuntimeWarning, match=said):
+        _, record = build(programs, CONFIG, target=target)
+    assert record.lowerings["forward"].name == "usual"
+
+
 def test_an_executable_that_does_not_say_which_is_made_again(programs, clocked, tmp_path):
     clocked(usual=0.008, other=0.005)
     made, _ = build(programs, CONFIG, target=Several())
