@@ -268,7 +268,8 @@ def _set(config: Config, text: str, key: str, value: str) -> None:
     except (KeyError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        kind = getattr(hint, "__name__", hint)
+        # Unions are written as such: from Python 3.14 on, they have a name, which is no type's.
+        kind = hint if typing.get_args(hint) else hint.__name__
         raise ConfigError(f"{text} was asked for, but {key} takes a value of {kind}.") from None
 
 

@@ -145,12 +145,23 @@ class Screen:
             if not isinstance(error, BrokenPipeError):
                 logger.error("%s cannot be written: %s", STREAMS[stream], error.strerror)
             self.broken = True
+            _discard(self._streams[stream])
             self._on_broken()
 
 
 def _buffer(stream: TextIO | None) -> BinaryIO:
     """Return the binary stream of a text stream; that of ``/dev/null`` if it is closed."""
     return open(os.devnull, "wb") if stream is None else stream.buffer
+
+
+def _discard(stream: BinaryIO) -> None:
+    """Redirect a stream to ``/dev/null``.
+
+    Python 3.13 and newer write its buffer again at the end of the process, and a failure is the
+    exit status 120.
+    """
+    with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 _CHUNK = 1 << 16

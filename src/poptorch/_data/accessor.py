@@ -261,6 +261,9 @@ def _launch(
         )
     if strategy is not SharingStrategy.Fork:
         job = dataclasses.replace(job, parsers=structure.sendable(job.parsers))
+    elif job.start_method == "forkserver":  # the default of Python 3.14
+        # A forked process takes its parent's server for its own, and cannot look whether it lives.
+        job = dataclasses.replace(job, start_method="fork")
     context: Any = multiprocessing.get_context(_START_METHODS[strategy])
     connection, worker_connection = multiprocessing.Pipe()
     inherited = connection if strategy is SharingStrategy.Fork else None

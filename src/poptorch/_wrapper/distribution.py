@@ -9,6 +9,7 @@ import importlib.metadata
 import sys
 import warnings
 from collections.abc import Iterable
+from importlib.machinery import ModuleSpec
 from importlib.metadata import DistributionFinder
 from pathlib import Path
 
@@ -35,16 +36,18 @@ class OwnDistribution(importlib.metadata.Distribution):
 
 
 class OwnFinder(DistributionFinder):
-    """A finder of the `poptorch` package metadata that finds no modules."""
+    """A finder of the `poptorch` package metadata, and of the replacement of `horovod`."""
 
-    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
-        """Return None, after importing `popdist` if `horovod` is imported.
-
-        `popdist`, whose own finder is the next one, provides Horovod where it is not installed.
-        """
+    def find_spec(
+        self, fullname: str, path: object = None, target: object = None
+    ) -> ModuleSpec | None:
+        """Return the spec of `horovod` as `popdist` provides it, which is imported; else None."""
         del path, target
-        if fullname == "horovod":
-            importlib.import_module("popdist")
+        if fullname != "horovod":
+            return None
+        importlib.import_module("popdist")
+        # From Python 3.14 on, an import does not see the finder that popdist has just added.
+        return importlib.import_module("popdist._instances").StandInFinder().find_spec(fullname)
 
     def find_distributions(
         self, context: DistributionFinder.Context | None = None

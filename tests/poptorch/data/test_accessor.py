@@ -280,6 +280,23 @@ def test_deleting_without_waiting_for_the_garbage_collector():
         gc.enable()
 
 
+def test_a_forked_process_forks_the_data_sets_own(monkeypatch):
+    """Where the program has a fork server, as it has by default with Python 3.14."""
+    with accessor(data.Range(1), sharing_strategy=Strategy.ForkServer):
+        monkeypatch.setattr("poptorch._data.accessor._start_method", lambda: "forkserver")
+        loader = DataLoader(
+            poptorch.Options(),
+            data.Range(2),
+            num_workers=1,
+            mode=poptorch.DataLoaderMode.Async,
+            async_options={"sharing_strategy": Strategy.Fork},
+        )
+        try:
+            assert len(list(loader)) == 2
+        finally:
+            loader.terminate()
+
+
 def test_a_fork_of_the_program_returns_no_slots():
     with accessor(data.Range(9, "tensor")) as opened:
         element = next(opened)
