@@ -29,7 +29,7 @@ BUDGETS = {
     "src/abele/kernels": 121,
     "src/abele/ops": 20,
     "src/abele/passes": 29,
-    "src/abele/pipeline": 11,
+    "src/abele/pipeline": 12,
     "src/abele/port": 80,
     "src/abele/program": 16,
     "src/abele/report": 48,
@@ -46,7 +46,7 @@ BUDGETS = {
     "src/popdist": 31,
     "src/poptorch": 170,
     "src/sambaflow": 33,
-    "tests": 814,
+    "tests": 815,
     "tests/unit/port": 55,
     "benchmarks": 78,
 }

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import os
+import queue
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
@@ -362,6 +364,99 @@ def share_of_cores(workers: int) -> int:
     return max(1, min(torch.get_num_threads(), processor.cores() // workers))
 
 
+#: Calls of a thread; None ends it.
+_Inbox = queue.SimpleQueue[Job | None]
+
+
+class _Threads:
+    """Threads that run the calls of one inbox each.
+
+    Those of ``concurrent.futures`` are left locked where the caller is interrupted between two
+    lines of it, and both sides wait for ever. A ``SimpleQueue`` is whole after any interruption.
+    """
+
+    def __init__(self, size: int):
+        self._inboxes = [_Inbox() for _ in range(size)]
+        self._threads = [
+            threading.Thread(target=_serve, args=(inbox,), name=f"abele-stage_{i}", daemon=True)
+            for i, inbox in enumerate(self._inboxes)
+        ]
+        self._end = weakref.finalize(self, _dismiss, self._inboxes)
+
+    def start(self) -> None:
+        """Start the threads, and initialise torch's number of threads in each."""
+        for thread in self._threads:
+            thread.start()
+        self.run([_initialise] * len(self._threads), lambda: None)
+
+    def run(self, jobs: Sequence[Job], stop: Callable[[], None]) -> None:
+        """Run a job in each thread; see ``WorkerPool.run``."""
+        ended, woken = list[BaseException | None](), queue.SimpleQueue[None]()
+        calls = [_in_context(functools.partial(_finish, [job], ended, woken)) for job in jobs]
+        given, interruptions = 0, list[BaseException]()
+        while len(ended) < len(calls):
+            try:
+                while given < len(calls):
+                    self._inboxes[given].put(calls[given])
+                    given += 1
+                # Now and then: a signal that another thread received is handled in this one.
+                woken.get(timeout=0.2)
+            except queue.Empty:
+                pass
+            except BaseException as problem:  # noqa: BLE001 - raised below
+                # Nothing may run on behind the caller's back, so this waits for the jobs.
+                interruptions.append(problem)
+                stop()
+        for error in filter(None, [*interruptions, *ended]):
+            raise error
+
+    def close(self) -> None:
+        """End the threads, and wait for that."""
+        self._end()
+        for thread in self._threads:
+            thread.join()
+
+
+def _in_context(job: Job) -> Job:
+    """Return a job that sees the context variables of the caller."""
+    context = contextvars.copy_context()
+    return lambda: context.run(job)
+
+
+def _serve(inbox: _Inbox) -> None:
+    """Run the calls of an inbox until it holds None."""
+    while True:
+        call = inbox.get()
+        if call is None:
+            return
+        call()
+        del call  # nothing that it holds is to live until the next one
+
+
+def _finish(
+    once: list[Job], ended: list[BaseException | None], woken: queue.SimpleQueue[None]
+) -> None:
+    """Run a job, unless an interrupted caller gave it before; append how it ended, and wake."""
+    if not once:
+        return
+    error: BaseException | None = None
+    try:
+        once.pop()()
+    except BaseException as problem:  # noqa: BLE001 - raised by who waits
+        error = problem
+    ended.append(error)
+    woken.put(None)
+
+
+def _initialise() -> None:
+    torch.get_num_threads()
+
+
+def _dismiss(inboxes: Sequence[_Inbox]) -> None:
+    for inbox in inboxes:
+        inbox.put(None)
+
+
 class WorkerPool:
     """A pool of worker threads for pipeline stages.
 
@@ -372,9 +467,9 @@ class WorkerPool:
 
     def __init__(self, size: int, threads: int):
         self.size, self.threads = size, threads
-        self._running = threading.Lock()
+        self._running = threading.RLock()
         self._started_by = 0
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: _Threads | None = None
 
     def run(self, jobs: Sequence[Job], stop: Callable[[], None]) -> None:
         """Run one job per worker and wait until all are done.
@@ -386,33 +481,22 @@ class WorkerPool:
         Raises:
             BaseException: the caller's interruption, or the first that a job ended with.
         """
-        with self._running:
-            pool = self._started()
-            futures: list[Future[None]] = []
-            errors: list[BaseException | None] = []
-            done = False
-            while not done:
-                try:
-                    for job in jobs[len(futures) :]:
-                        futures.append(pool.submit(contextvars.copy_context().run, job))
-                    # Now and then: a signal that another thread received is handled in this one.
-                    done = not wait(futures, 0.2).not_done
-                except BaseException as problem:  # noqa: BLE001 - raised below
-                    # Nothing may run on behind the caller's back, so this waits for the jobs.
-                    errors.append(problem)
-                    stop()
-            errors += [each.exception() for each in futures]
-        for error in filter(None, errors):
-            raise error
+        try:
+            self._running.acquire()
+            self._started().run(jobs, stop)
+        finally:
+            # Python 3.14 may interrupt ``with`` after it has acquired and before its block.
+            with contextlib.suppress(RuntimeError):  # interrupted before it was acquired
+                self._running.release()
 
     def close(self) -> None:
         """End the worker threads; the next ``run`` starts new threads."""
         with self._running:
             pool, self._pool = self._pool, None
             if pool is not None and self._started_by == os.getpid():
-                pool.shutdown()
+                pool.close()
 
-    def _started(self) -> ThreadPoolExecutor:
+    def _started(self) -> _Threads:
         """Start the worker threads, each with its own number of torch's threads.
 
         torch's number of threads is per thread, initialised from a default at the first use, and
@@ -421,15 +505,13 @@ class WorkerPool:
         if self._pool is not None and self._started_by == os.getpid():
             return self._pool
         # A forked child has none of its parent's workers.
-        pool = ThreadPoolExecutor(self.size, "abele-stage", torch.get_num_threads)
-        together = threading.Barrier(self.size)  # so that each job has a worker of its own
+        pool = _Threads(self.size)
         with _thread_count_lock:
             before = torch.get_num_threads()
             torch.set_num_threads(self.threads)
             try:
-                wait([pool.submit(together.wait) for _ in range(self.size)])
+                pool.start()
             finally:
-                together.abort()  # those of an interrupted start would wait for ever
                 torch.set_num_threads(before)
         self._pool, self._started_by = pool, os.getpid()
         return pool

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -118,23 +117,45 @@ def test_an_interruption_stops_the_jobs_and_waits_for_them(crew):
 
 
 def test_an_interrupted_start_leaves_no_worker_waiting(crew, monkeypatch):
-    submit, submitted = ThreadPoolExecutor.submit, []
+    start, started = threading.Thread.start, []
 
-    def interrupted(self, *arguments):
-        submitted.append(self)
-        if len(submitted) == 2:
+    def interrupted(self):
+        if started:
             raise KeyboardInterrupt
-        return submit(self, *arguments)
+        started.append(self)
+        start(self)
 
-    monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
     with pytest.raises(KeyboardInterrupt):
         crew.run([lambda: None] * 2, never)
-    (member,) = submitted.pop()._threads
-    submitted.clear()
     monkeypatch.undo()
     test_each_worker_does_one_job_at_the_same_time_as_the_others(crew)
     gc.collect()
-    assert gone([member])
+    assert gone(started)
+
+
+def test_interruptions_at_any_time_leave_workers_that_work(crew):
+    """As Ctrl-C between two lines of whatever the caller waits in."""
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    def run_until(seconds):
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        while True:
+            crew.run([lambda: None] * 2, lambda: None)
+
+    crew.run([lambda: None] * 2, never)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    gc.disable()  # what it calls would lose an interruption
+    try:
+        for i in range(1000):
+            with pytest.raises(KeyboardInterrupt):
+                run_until(2e-5 * (1 + i % 25))
+    finally:
+        gc.enable()
+        signal.signal(signal.SIGALRM, before)
+    test_each_worker_does_one_job_at_the_same_time_as_the_others(crew)
 
 
 def test_workers_end_with_their_crew():
