@@ -37,10 +37,10 @@ def seems_to_have_a_gpu(folder):
     program(folder / "bin" / "nvidia-smi", "#!/bin/sh\necho 'GPU 0: pretended'\n")
 
 
-def run(folder, *arguments, python=""):
+def run(folder, *arguments, python="", script=ROOT / "scripts" / "gpu"):
     path = f"{folder / 'bin'}:{os.environ['PATH']}"
     return subprocess.run(
-        [ROOT / "scripts" / "gpu", *arguments],
+        [script, *arguments],
         capture_output=True,
         text=True,
         env={**os.environ, "PATH": path, "ABELE_GPU_PYTHON": str(python)},
@@ -105,18 +105,27 @@ def test_a_check_that_fails_ends_it(folder):
     assert (folder / "calls").read_text().count("import get_target") == 1
 
 
+def run_changed(folder, old, new, python):
+    """Runs the script with a text of it replaced."""
+    (folder / "scripts").mkdir()
+    text = (ROOT / "scripts" / "gpu").read_text().replace(old, new)
+    script = program(folder / "scripts" / "gpu", text)
+    return run(folder, folder / "out", python=program(folder / "python", python), script=script)
+
+
 def test_a_stage_is_stopped_at_its_limit(folder):
     seems_to_have_a_gpu(folder)
-    text = (ROOT / "scripts" / "gpu").read_text().replace("table_s=220", "table_s=1")
-    (folder / "scripts").mkdir()
-    script = program(folder / "scripts" / "gpu", text)
     text = PYTHON.format(folder=folder, tests=0, table=60, check=0)
-    python = program(folder / "python", text)
-    path = f"{folder / 'bin'}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "ABELE_GPU_PYTHON": str(python)}
-    done = subprocess.run([script, folder / "out"], capture_output=True, text=True, env=environment)
+    done = run_changed(folder, "table_s=220", "table_s=1", text)
     assert done.returncode == 1
     assert "table: stopped at its limit of 1 s" in done.stdout
+
+
+def test_a_check_that_takes_too_long_says_so(folder):
+    seems_to_have_a_gpu(folder)
+    done = run_changed(folder, "$((check_s + setup_s))", "1", "#!/bin/sh\nexec sleep 60\n")
+    assert done.returncode == 3
+    assert done.stderr.endswith(": check: stopped at its limit of 1 s, 1 s\n")
 
 
 def test_all_limits_together_are_less_than_ten_minutes():
@@ -126,5 +135,5 @@ def test_all_limits_together_are_less_than_ten_minutes():
         for word in text.split()
         if word.endswith(tuple("0123456789")) and "_s=" in word
     )
-    assert len(limits) == 5
-    assert sum(map(int, limits.values())) + 30 + 5 * 5 < 600
+    assert len(limits) == 6
+    assert sum(map(int, limits.values())) + 5 * 5 < 600
