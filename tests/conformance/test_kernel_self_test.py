@@ -196,10 +196,11 @@ def broken(tmp_path, monkeypatch):
     return wrongly
 
 
-def first_call(target=None):
+def first_call(target=None, announce=lambda text: None):
     """The result of a program's first call, with how it was computed."""
     config, module = StepConfig(training=False), Pooled()
-    made, record = build_program(captured(module, [X], config).programs, config, target=target)
+    programs = captured(module, [X], config).programs
+    made, record = build_program(programs, config, target=target, announce=announce)
     (result,) = session_of(made, module, config, None).step([X])
     return result, record.running
 
@@ -265,10 +266,12 @@ def one_warning(caught):
 @pytest.mark.usefixtures("cache_folder")
 def test_a_kernel_that_the_compiler_gets_wrong_is_compiled_without_vectorizers(broken):
     broken(lambda flags: "-O2" not in flags)
+    announced = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        result, running = first_call()
+        result, running = first_call(announce=announced.append)
     said = one_warning(caught)
+    assert "programs are compiled again without vectorizers (please wait)" in announced[0]
     assert torch.equal(result, EXPECTED)
     assert "so it was compiled again without vectorizers: the kernel abele_max_pool fails" in said
     assert re.search(r"no number where numbers are up to \S+ \(for images 1, channels 1,", said)

@@ -152,7 +152,8 @@ def build(
             caller who waits is not made to start ``tiered``. ``BuildRecord.running`` says what
             was done and why. Where the target was forced, compiled programs that fail later are
             an error of the next step.
-        announce: called with a sentence when compiled programs take over, or cannot.
+        announce: called with a sentence when compiled programs take over, or cannot, and before
+            they are compiled again because they do not agree with interpreted ones.
         gather: connects the processes that share updates, which start alike; without it they wait
             for the compiler.
 
@@ -204,13 +205,9 @@ def _build_for(
         common = [_common(each, config) for each in programs]
         parts = keys.key_parts(common, config, target)
         record.executable = keys.key_of(parts)
+    cache = cache if target.cacheable else None
     lowered = Lowered(
-        programs=common,
-        parts=parts,
-        target=target,
-        config=config,
-        cache=cache if target.cacheable else None,
-        stored=None,
+        programs=common, parts=parts, target=target, config=config, cache=cache, stored=None
     )
     stored = _load(lowered, record)
     if stored is None:
@@ -234,7 +231,8 @@ def _build_for(
     record.lowerings.update(made.chosen)
     if made.is_proven() and made.verdict is not None:
         running.check = made.verdict.sentence()
-    return dataclasses.replace(made, proving=Proving(running=running, source=lowered.cache))
+    proving = Proving(running=running, source=lowered.cache, announce=wanted.announce)
+    return dataclasses.replace(made, proving=proving)
 
 
 def _runs_uncompiled(lowered: Lowered) -> bool:

@@ -302,7 +302,9 @@ class Proving:
     Attributes:
         running: the record of what runs.
         source: stores executables that were proven; None where nothing is stored.
+        announce: called with a sentence before programs are compiled again.
     """
 
     running: Running
     source: ExecutableSource | None
+    announce: Announce = lambda text: None

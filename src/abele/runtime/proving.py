@@ -24,6 +24,7 @@ import torch
 
 from abele.compilation.compiling import blamed, lowered_by
 from abele.compilation.executable import (
+    Announce,
     ChosenLowering,
     Executable,
     Failure,
@@ -112,8 +113,8 @@ class FirstUse(Change):
         return self._made
 
     def _agreeing(self, trial: Trial) -> Executable:
-        chosen = agreeing(trial, _interpreted(self._made), self._made, self._agree)
-        running = self._proving.running
+        running, announce = self._proving.running, self._proving.announce
+        chosen = agreeing(trial, _interpreted(self._made), self._made, self._agree, announce)
         if isinstance(chosen, Executable):
             return kept(chosen, self._proving)
         if running.required is not None:
@@ -182,7 +183,11 @@ def first_use(
 
 
 def agreeing(
-    trial: Trial, oracle: Executable, made: Executable, agree: Agree = lambda problem: problem
+    trial: Trial,
+    oracle: Executable,
+    made: Executable,
+    agree: Agree = lambda problem: problem,
+    announce: Announce = lambda text: None,
 ) -> Executable | str:
     """Return the first compiled programs that agree with interpreted ones, or why none do.
 
@@ -191,6 +196,7 @@ def agreeing(
         oracle: the interpreted programs.
         made: the programs compiled by the first choice of lowerings.
         agree: a reduction by which processes that share updates choose alike.
+        announce: called with a sentence before anything is compiled again, which may take minutes.
 
     Returns:
         Programs with their verdict; in words, the problem of each choice.
@@ -198,6 +204,8 @@ def agreeing(
     problems = list[str]()
     for remedy, make in itertools.chain([("", lambda: made)], _remedies(made)):
         candidate: Executable | None = None
+        if remedy:
+            announce(f"results differ from the interpreter's; programs are {remedy} (please wait)")
         try:
             candidate = make()
             noted = not remedy and candidate.has_kernels_of_here()
@@ -451,7 +459,7 @@ class TakeOver(Change):
             comparison = compared(trial, self._interpreted, made, noted=noted)
             chosen = comparison.problem or proven(made, comparison)
         else:
-            chosen = agreeing(trial, self._interpreted, made)
+            chosen = agreeing(trial, self._interpreted, made, announce=self._later.announce)
         if isinstance(chosen, Executable):
             source = None if proving is None else proving.source
             return kept(chosen, Proving(running=running, source=source))
