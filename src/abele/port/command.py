@@ -1,4 +1,4 @@
-"""The command ``abele port SCRIPT -o OUT``, which ports a plain PyTorch program."""
+"""The command ``abele port SCRIPT -o OUT``, which makes PopTorch programs of plain PyTorch."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ def add_parser(commands: Any, summary: str) -> None:
         help=summary,
         usage="abele port [-h] (-o OUT [--check STEPS] | --scan) [--to TARGET] "
         "[--verbose] SCRIPT [-- ARG ...]",
-        description="Ports SCRIPT, with what it imports from its folder, or all files of a folder, "
-        "to PopTorch, or to what --to names. New files are written to OUT; the program itself is "
-        "not touched. Exits with 0 if no line is left to do, 1 if --check finds a difference, or "
-        "a file is not there, 2 if --check cannot compare, "
-        "3 if lines are left to do by hand or nothing would run on abele, 4 if it is blocked.",
+        description="Makes a PopTorch program of SCRIPT, a program of plain PyTorch, with what it "
+        "imports from its folder, or of all files of a folder. Plain PyTorch need not become a "
+        "PopTorch program to run on abele: abele.compile trains it as it stands (docs/compile.md). "
+        "New files are written to OUT; the program itself is not touched. Exits with 0 if no line "
+        "is left to do, 1 if --check finds a difference, or a file is not there, 2 if --check "
+        "cannot compare, 3 if lines are left to do by hand or nothing would run on abele, 4 if it "
+        "is blocked.",
     )
     parser.add_argument("script", type=Path, metavar="SCRIPT", help="a Python program, or a folder")
     where = parser.add_mutually_exclusive_group(required=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import collections
 import dataclasses
+import functools
 
 from abele.port.context import Context
 from abele.port.finding import SENTENCES, Finding, Verdict, worst
@@ -45,33 +47,47 @@ class Port:
         """Findings of lines at which the port drops samples of an incomplete last batch."""
         return tuple(each for each in self.findings if each.code in _LEAVE_OUT)
 
+    @functools.cached_property
+    def wrappers(self) -> set[str]:
+        """The wrappers of models, ``trainingModel`` or ``inferenceModel``, that a port calls."""
+        nodes = [node for text in self.after.values() for node in ast.walk(ast.parse(text))]
+        called = [node.func for node in nodes if isinstance(node, ast.Call)]
+        return {getattr(each, "attr", getattr(each, "id", "")) for each in called} & _WRAPPERS
+
     @property
     def runs(self) -> bool:
         """True if any part of the ported program runs on abele."""
-        every = " ".join(self.after.values())
-        return self.to == "torch" or "trainingModel(" in every or "inferenceModel(" in every
+        return self.to == "torch" or bool(self.wrappers)
 
     @property
     def sentence(self) -> str:
-        """The verdict on a port as a sentence."""
-        if self.verdict in (Verdict.MATCH, Verdict.MODIFIED):
-            if not self.runs:
-                return _NOTHING_RUNS
-            if self.left_out and self.verdict is Verdict.MODIFIED:
-                return _LEFT_OUT.format(", ".join(dict.fromkeys(e.code for e in self.left_out)))
-        return SENTENCES[self.verdict]
+        """The verdict on a port in sentences, with the rows that it leaves out."""
+        if self.verdict is Verdict.BLOCKED or self.to == "torch":
+            return SENTENCES[self.verdict]
+        if not self.runs:
+            return _NOTHING_RUNS
+        said = [SENTENCES[self.verdict]]
+        if self.left_out and self.verdict is Verdict.MODIFIED:
+            said = ["The program is ported."]
+        if "trainingModel" not in self.wrappers:
+            said.append(_ONLY_EVALUATES)
+        for each in self.left_out:
+            count, found, _ = each.reason.partition(" rows of every epoch: ")
+            start = f"It leaves out {count} rows of every epoch" if found else _MAY_LEAVE_OUT
+            said.append(f"{start}: {each.path}:{each.line}.")
+        return "\n".join([*said, _DIVIDE] if self.left_out else said)
 
 
 #: Findings of lines at which training has fewer rows than the original.
 _LEAVE_OUT = frozenset(("ABP204", "ABP207"))
 _MISSING = "ABP601"  # a module that is not here, which is always named
-_LEFT_OUT = (
-    "The program is ported. Rows at the end of an epoch may be left out, at the lines with {}: "
-    "choose a batch_size that divides the number of rows if that is not meant."
-)
+_DIVIDE = "Choose a batch_size that divides the number of rows if that is not meant."
+_MAY_LEAVE_OUT = "It leaves out the rows of every epoch that fill no batch (--check counts them)"
+_WRAPPERS = frozenset(("trainingModel", "inferenceModel"))
+_ONLY_EVALUATES = "No training step was found: only evaluation would run on abele."
 _NOTHING_RUNS = (
     "No training step and no evaluation of a model was found: nothing of this program would run on "
-    "abele."
+    "abele. A library may train its model: abele.compile is for plain PyTorch (docs/compile.md)."
 )
 
 

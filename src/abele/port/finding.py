@@ -54,12 +54,13 @@ def docs_of(code: str) -> str:
 
 #: What is said of a program, by its verdict.
 SENTENCES = {
-    Verdict.MATCH: "Nothing has to change: the program means the same as it stands.",
+    Verdict.MATCH: "Nothing has to change: the program runs on abele as it stands.",
     Verdict.MODIFIED: "The program is ported; nothing is left to do by hand.",
     Verdict.MANUAL: "The program is ported, except for the lines marked 'manual': see to them by "
     "hand.",
-    Verdict.BLOCKED: "The program cannot be ported because of the lines marked 'blocked'. Nothing "
-    "is written.",
+    Verdict.BLOCKED: "The program cannot become a PopTorch program because of the lines marked "
+    "'blocked'. Nothing is written.\n"
+    "abele.compile trains this loop as it stands: decorate the step (docs/compile.md).",
 }
 
 

@@ -5,7 +5,7 @@ import textwrap
 import pytest
 
 from abele.port.engine import port, summary
-from abele.port.finding import Verdict
+from abele.port.finding import SENTENCES, Verdict
 from abele.port.project import Project
 from abele.port.source import Source
 
@@ -55,6 +55,80 @@ def test_what_changes_with_rows_that_are_left_out_is_said_at_the_loader():
     )
     for word in ("len(loader.dataset)", "len(loader)", "an evaluation of all rows"):
         assert word in short.reason
+
+
+def test_rows_that_are_left_out_are_counted_where_the_program_says_how_many_there_are():
+    end = ported(rows=2001).sentence
+    assert "It leaves out 1 rows of every epoch" not in end
+    assert "It leaves out 1 of 2,001 rows of every epoch: train.py:7." in end
+    assert ported(rows=2000).sentence == SENTENCES[Verdict.MODIFIED]
+    text = PROGRAM.format(rows="len(open(__file__).read())", start="", end="")
+    end = port(Project([Source("train.py", text)])).sentence
+    assert "that fill no batch (--check counts them): train.py:7." in end
+
+
+@pytest.mark.parametrize("name", ["accelerator", "self.fabric"])
+def test_backward_of_a_library_is_not_told_to_lose_its_argument(name):
+    text = PROGRAM.format(rows=40, start="", end="").replace(
+        "loss.backward()", f"{name}.backward(loss)"
+    )
+    (found,) = port(Project([Source("train.py", text)])).unfinished
+    assert found.reason.startswith(f"{name}.backward(loss) is a method of a library")
+    text = text.replace(f"{name}.backward(loss)", "loss.backward(torch.ones(()))")
+    (found,) = port(Project([Source("train.py", text)])).unfinished
+    assert found.reason.startswith("backward() has arguments")
+
+
+def test_a_condition_that_never_changes_is_told_apart_from_accumulation():
+    loop = "optimizer.step()"
+    text = PROGRAM.format(rows=40, start="always, count = True, 0", end="")
+    for test, reason in (
+        ("always", "the step depends on `always`"),
+        ("total", "the update depends"),
+    ):
+        guarded = text.replace(loop, f"if {test}:\n        {loop}")
+        (found,) = port(Project([Source("train.py", guarded)])).unfinished
+        assert found.reason.startswith(reason)
+
+
+def test_a_blocked_program_is_shown_the_decorator():
+    text = PROGRAM.format(rows=40, start="", end="").replace("loss.backward()", "loss.backward(x)")
+    said = summary(port(Project([Source("train.py", text)])))
+    assert said.splitlines()[-1] == (
+        "abele.compile trains this loop as it stands: decorate the step (docs/compile.md)."
+    )
+
+
+def test_nothing_is_said_to_run_where_only_text_names_a_wrapper():
+    library = '"""Not poptorch.trainingModel(model)."""\nimport json\njson.dumps(1)\n'
+    result = port(Project([Source("train.py", library)]))
+    assert (result.runs, result.verdict) == (False, Verdict.MATCH)
+    assert "nothing of this program would run on abele" in result.sentence
+
+
+INFERENCE = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.layer(x)
+
+model = Net()
+with torch.no_grad():
+    print(model(torch.randn(8, 4)).sum())
+"""
+
+
+def test_a_program_without_a_step_is_not_said_to_train():
+    result = port(Project([Source("run.py", INFERENCE)]))
+    assert result.wrappers == {"inferenceModel"}
+    assert result.sentence.endswith(
+        "No training step was found: only evaluation would run on abele."
+    )
 
 
 def test_an_update_after_an_inner_loop_is_told_the_options_of_accumulation():

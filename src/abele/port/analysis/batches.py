@@ -78,6 +78,34 @@ def size(loader: Thing) -> cst.BaseExpression | None:
     return argument(loader.made, "batch_size", 1) if isinstance(loader.made, cst.Call) else None
 
 
+def rows(things: Things, source: Source, node: cst.BaseExpression | None) -> int | None:
+    """Return a number, or the rows of a tensor or data set made with it; None if unknown."""
+    if isinstance(node, cst.Integer):
+        return node.evaluated_value
+    variable = None if node is None else things.variable(source, node)
+    origins = [] if variable is None else [*things.given_to(variable)]
+    if isinstance(node, cst.Call) and source.imported(node.func) in _SIZED and node.args:
+        first = node.args[0].value
+        origins = [(source, first.elements[0].value if isinstance(first, cst.Tuple) else first)]
+    return rows(things, *origins[0]) if len(origins) == 1 else None
+
+
+_SIZED = frozenset(
+    (
+        "torch.utils.data.TensorDataset",
+        *map("torch.{}".format, ("rand", "randn", "zeros", "ones", "empty", "arange")),
+    )
+)
+
+
+def left_out(things: Things, loader: Thing) -> tuple[int, int] | None:
+    """Return the rows in a loader's last, shorter batch and in its data set; None if unknown."""
+    made = cst.ensure_type(loader.made, cst.Call)
+    every = rows(things, loader.source, argument(made, "dataset", 0))
+    some = rows(things, loader.source, size(loader))
+    return (every % some, every) if every is not None and some else None
+
+
 def may_be_short(loader: Thing) -> bool:
     """Return whether the last batch of a data loader may have fewer samples than the others."""
     if not isinstance(loader.made, cst.Call):

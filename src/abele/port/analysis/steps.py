@@ -9,7 +9,7 @@ import libcst as cst
 from libcst import matchers as m
 
 from abele.port.analysis.flow import Variable, changes, is_method, names_in, needs, reads, writes
-from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.kinds import Kind, Thing, targets_of
 from abele.port.analysis.parts import (
     Loop,
     Statement,
@@ -20,7 +20,7 @@ from abele.port.analysis.parts import (
     statement_of,
 )
 from abele.port.analysis.things import Things
-from abele.port.analysis.updates import Update, is_forgotten, read_update
+from abele.port.analysis.updates import CONDITION, NO_STEP, Update, is_forgotten, read_update
 from abele.port.project import Owner, Project
 from abele.port.source import Source, findall
 
@@ -94,10 +94,11 @@ def training_steps(project: Project, things: Things) -> Iterator[tuple[Source, S
     """Yield every training step of a program, or the reason that a step cannot be ported."""
     for source in project.sources:
         for call in calls_of(source.module, "backward"):
+            reader = _Reader(source, project, things, call)
             try:
-                yield source, _Reader(source, project, things, call).step()
+                yield source, reader.step()
             except StepError as error:
-                yield source, error
+                yield source, reader.explained(error)
 
 
 class _Reader:
@@ -154,12 +155,43 @@ class _Reader:
             carried=tuple(name for name in carried if name in inputs),
         )
 
+    def explained(self, error: StepError) -> StepError:
+        """Return the error of a step; one with its own reason for an ``if`` that never changes."""
+        outer = self._loop or self._owner
+        above = self._source.between(error.node, outer)
+        ifs = [each for each in above if isinstance(each, cst.If)]
+        if error.reason not in _BY_CONDITION or not ifs or not all(map(self._is_constant, ifs)):
+            return error
+        test = self._source.code(ifs[-1].test)
+        return StepError(ifs[-1], _NEVER_CHANGES.format(test=test))
+
+    def _is_constant(self, condition: cst.If) -> bool:
+        """Return whether a condition has one value in all steps, as far as names tell."""
+        optimizers = self._things.all(Kind.OPTIMIZER)
+        varying = Varying(self._project, self._things, optimizers).at(self._source, condition.test)
+        assigned = {
+            at.code(target)
+            for at in self._project.sources
+            for node in findall(at.module, m.Assign() | m.AugAssign())
+            if getattr(at.enclosing(node, cst.FunctionDef), "name", cst.Name("_")).value
+            != "__init__"
+            for target in targets_of(node)
+        }
+        parts = {self._source.code(each) for each in findall(condition.test, m.Attribute())}
+        unknown = varying | self._fresh() & {*reads(condition.test)} | parts & assigned
+        return not unknown and not findall(condition.test, m.Call())
+
     def _loss(self) -> tuple[str, cst.BaseExpression | None]:
         """Return the variable of the differentiated loss, or a new name and the loss expression."""
-        if self._call.args:
-            raise StepError(self._call, _ARGUMENTS)
         func = self._call.func
         assert isinstance(func, cst.Attribute)
+        if self._call.args:
+            before = self._block[: self._block.index(self._backward)]
+            computed = {name for each in before for name in writes(each)}
+            given = {*reads(self._call.args[0].value)} & computed
+            library = given and not {*reads(func.value)} & computed
+            text = self._source.code(func.value)
+            raise StepError(self._call, _OF_LIBRARY.format(text) if library else _ARGUMENTS)
         if not is_call(self._backward):
             raise StepError(self._call, _NOT_ALONE)
         value = func.value
@@ -442,12 +474,22 @@ _ARGUMENTS = (
     "take them out, and multiply the loss by the weights before; second derivatives "
     "(create_graph) cannot be ported"
 )
+_OF_LIBRARY = (
+    "{0}.backward(loss) is a method of a library, which prepares model, optimizer and batches in "
+    "its own way: write loss.backward(), and take {0} out of the program first"
+)
+_NEVER_CHANGES = (
+    "the step depends on `{test}`, which seems to be the same in all steps: keep the branch that "
+    "the program takes, with the statements from the model to step() in one block"
+)
 _NOT_ALONE = "backward() is part of a larger statement: call it in a line of its own"
 _NO_FORWARD_HERE = (
     "the loss is not computed from a model that is known in this block: call the model, the loss "
     "and backward() in one block, assign what they return to variables, not to attributes, and "
     "write a loop each for training and evaluation"
 )
+#: Reasons that a condition may be behind.
+_BY_CONDITION = (_NO_FORWARD_HERE, CONDITION, NO_STEP)
 _NO_ATTRIBUTES = (
     "the forward pass cannot change an attribute; use a variable, and then give its value to the "
     "attribute"

@@ -21,7 +21,7 @@ _SUMS = (
     "opts.Training.gradientAccumulation(k) and opts.outputMode(poptorch.OutputMode.All), take a "
     "poptorch.DataLoader with these options, which gives k batches at once, and leave out the "
 )
-_CONDITION = (
+CONDITION = (
     "the update depends on a condition, and a compiled program makes one in each call; "
     f"{_SUMS}condition"
 )
@@ -42,7 +42,7 @@ _CLOSURE = (
     "step() with a closure evaluates the model as often as it needs for one update, and a compiled "
     "program does so once: call step() without a closure, of another optimizer than LBFGS"
 )
-_NO_STEP = (
+NO_STEP = (
     "no step() of an optimizer follows in this block: call backward() and step() in one block; an "
     "update that is written out by hand becomes an optimizer first, such as torch.optim.SGD; "
     f"{_SUMS}loop over them"
@@ -118,7 +118,7 @@ def read_update(
     if (call.args and not scaled) or any(each.name.endswith(".LBFGS") for each in made):
         raise StepError(call, _CLOSURE)
     if not is_call(statement):
-        raise StepError(call, _CONDITION)
+        raise StepError(call, CONDITION)
     clips = list(_clips(source, block[index + 1 : block.index(statement)]))
     reason = "the optimizer limits the norm of all gradients: max_grad_norm"
     return Update(
@@ -154,7 +154,7 @@ def _without(source: Source, later: Sequence[Statement], backward: cst.Call) -> 
         ):
             return StepError(backward, _CLOSURE)
     unknown = [call for statement in later for call in calls_of(statement, "step")]
-    return StepError(unknown[0], _UNKNOWN) if unknown else StepError(backward, _NO_STEP)
+    return StepError(unknown[0], _UNKNOWN) if unknown else StepError(backward, NO_STEP)
 
 
 def _of_scaler(source: Source, things: Things, block: Sequence[Statement]) -> Iterator[Removed]:
@@ -167,6 +167,8 @@ def _of_scaler(source: Source, things: Things, block: Sequence[Statement]) -> It
     for statement in block:
         for call in (*calls_of(statement, "update"), *calls_of(statement, "unscale_")):
             if things.of(source, cst.ensure_type(call.func, cst.Attribute).value, Kind.SCALER):
+                if _only_limits(source, statement):
+                    continue
                 if not is_call(statement):
                     raise StepError(call, _SCALER)
                 yield Removed(statement=statement, code="ABP422", reason=reason)
@@ -186,10 +188,26 @@ def _clips(source: Source, between: Sequence[Statement]) -> Iterator[tuple[State
                 continue
             norm = argument(call, "norm_type", 2)
             euclidean = name in _CLIP and (norm is None or m.matches(norm, _TWO))
-            if seen or not euclidean or not is_call(statement):
+            alone = is_call(statement) or _only_limits(source, statement)
+            if seen or not euclidean or not alone:
                 raise StepError(call, _LIMIT)
             seen = True
             yield statement, call
+
+
+def _only_limits(source: Source, statement: Statement) -> bool:
+    """Return whether an ``if`` without ``else`` clips and unscales gradients, and does no more."""
+    if not m.matches(statement, _CALLS):
+        return False
+    every = findall(statement, m.Call())
+    calls = [each for each in every if isinstance(source.parent(each), cst.Expr)]
+    clips = [each for each in calls if source.imported(each.func) in _CLIP]
+    return len(clips) == 1 and len(calls) == 1 + len(calls_of(statement, "unscale_"))
+
+
+_CALLS = m.If(
+    body=m.IndentedBlock([m.AtLeastN(m.SimpleStatementLine([m.Expr(m.Call())]), n=1)]), orelse=None
+)
 
 
 def is_forgotten(

@@ -16,7 +16,7 @@ import runpy
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sized
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 
-from abele.port.check.watch import Enough, Original, Port, Record
+from abele.port.check.watch import LEFT_OUT, Enough, Original, Port, Record
 
 WATCHERS: dict[str, Callable[[Record], Original | Port]] = {
     "original": Original,
@@ -67,7 +67,7 @@ def _watched(request: dict[str, Any], record: Record) -> None:
     script = Path(request["script"])
     sys.argv = [str(script), *request["arguments"]]
     sys.path.insert(0, str(script.resolve().parent))
-    loads_in_the_process(record)
+    with_loaders_noted(record)
     record.steps, record.save = request["steps"], request["save"]
     watch = WATCHERS[request["watcher"]](record)
     host = cuda_is_the_host(record) if isinstance(watch, Original) else contextlib.nullcontext()
@@ -89,8 +89,11 @@ def seed(number: int) -> None:
     untyped.manual_seed(number)
 
 
-def loads_in_the_process(record: Record) -> None:
-    """Disable data loader workers, so that random numbers are drawn in a fixed order."""
+def with_loaders_noted(record: Record) -> None:
+    """Disable data loader workers, so that random numbers are drawn in a fixed order.
+
+    Rows that a loader leaves out are noted.
+    """
     made: Any = DataLoader
     construct = made.__init__
     plain = inspect.signature(construct)
@@ -103,6 +106,9 @@ def loads_in_the_process(record: Record) -> None:
             for name in _OF_WORKERS & values.keys():
                 del values[name]
         construct(values.pop("self"), **values)
+        data, size = values["dataset"], values.get("batch_size")
+        if values.get("drop_last") and size and isinstance(data, Sized) and len(data) % size:
+            record.note(f"{len(data) % size} of {len(data):,} rows {LEFT_OUT}")
 
     setattr(made, "__init__", without_workers)  # noqa: B010 - for all loaders of the process
     warnings.filterwarnings("ignore", message=".*pin_memory.*")

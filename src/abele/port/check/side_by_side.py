@@ -26,6 +26,7 @@ from abele.port.check.comparison import (
     meaning_of_loss,
 )
 from abele.port.check.process import Recorded, Run, Update, recorded
+from abele.port.check.watch import LEFT_OUT
 
 CANNOT = 2
 #: A relative difference of a tensor that may come from rounding alone.
@@ -277,7 +278,9 @@ class Pairing:
 
     def notes(self) -> list[str]:
         """Return sentences about changes and omissions in the comparison of two scripts."""
-        notes = [*dict.fromkeys([*self._original.notes, *self._port.notes])]
+        of_both = [each for each in self._original.notes if not each.endswith(LEFT_OUT)]
+        of_port = [each for each in self._port.notes if each not in self._original.notes]
+        notes = [*of_both, *of_port]
         alone: dict[str, dict[str, None]] = {"original": {}, "port": {}}
         for pair in self.steps:
             names = self.tensors(pair.original, pair.port)

@@ -40,6 +40,7 @@ from abele.storage.values import raw_bytes
 from abele.warn import user_line
 
 PARAMETER, BUFFER = "parameter", "buffer"
+LEFT_OUT = "of every epoch are left out"  # ends a note; the comparison has those of the port alone
 _MOST_LOSSES = 4096
 _Value = TypeVar("_Value")
 

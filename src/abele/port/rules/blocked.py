@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeAlias
@@ -61,8 +62,23 @@ def _say_values(context: Context, source: Source, piece: cst.CSTNode) -> None:
     decides = [each for test in tests for each in findall(test, _REDUCED)]
     for node in (*findall(piece, _READ), *decides):
         context.say(source, node, "ABP605", Verdict.MANUAL, _VALUE)
+    for call in findall(piece, m.Call()):
+        if source.imported(call.func).endswith(".pack_padded_sequence"):
+            context.say(source, call, "ABP605", Verdict.BLOCKED, _PACKED)
+        buffer = m.extract(call, _NUMBER_OF_OWN)
+        name = source.code(cst.ensure_type(buffer["name"], cst.Name)) if buffer else ""
+        if name and re.search(rf"register_buffer\(\s*['\"]{name}['\"]", source.text):
+            context.say(source, call, "ABP605", Verdict.BLOCKED, _VALUE)
 
 
+_NUMBER_OF_OWN = m.Call(
+    func=m.Name("int") | m.Name("float") | m.Name("bool"),
+    args=[m.Arg(m.Attribute(value=m.Name("self"), attr=m.SaveMatchedNode(m.Name(), "name")))],
+)
+_PACKED = (
+    "how many elements this has depends on the lengths of a batch, and a compiled program has one "
+    "shape: give the recurrent layer the padded sequences, and mask what it returns"
+)
 _READ = m.Call(func=m.Attribute(attr=m.OneOf(*map(m.Name, ("item", "tolist", "numpy")))))
 _REDUCED = m.Call(
     func=m.Attribute(attr=m.OneOf(*map(m.Name, ("sum", "mean", "max", "min", "any", "all"))))
@@ -128,15 +144,18 @@ _MISSING = (
 )
 
 
-def _forwards(context: Context, source: Source) -> Iterator[cst.FunctionDef]:
-    """Yield the ``forward`` methods of a file's modules, and functions that compute losses."""
-    for step in context.steps:
-        yield from (each for each in step.helpers if context.project.source(each) is source)
-    for where, function in context.project.functions():
-        if where is source and function.name.value == "forward":
-            cls = source.enclosing(function, cst.ClassDef)
-            if cls is not None and context.project.is_module(cls):
-                yield function
+def _forwards(context: Context, source: Source) -> list[cst.FunctionDef]:
+    """Return the ``forward`` methods of a file's modules, and the file's functions they call."""
+    found = [each for step in context.steps for each in step.helpers]
+    for _, function in context.project.functions():
+        cls = context.project.source(function).enclosing(function, cst.ClassDef)
+        if function.name.value == "forward" and cls is not None and context.project.is_module(cls):
+            found.append(function)
+    for each in found:
+        at = context.project.source(each)
+        called = (context.things.function(at, call) for call in findall(each.body, m.Call()))
+        found += [inner for inner in called if inner not in (None, *found)]
+    return [each for each in found if context.project.source(each) is source]
 
 
 def _named(*names: str) -> Callable[[Context, Source], _Nodes]:

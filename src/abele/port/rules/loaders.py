@@ -98,10 +98,11 @@ def _replace(context: Context, thing: Thing, call: cst.Call, training: bool) -> 
         return laid_out(node, [first, *kept])
 
     edits.change(call, change)
-    short = training and batches.may_be_short(thing)
     context.say(thing.source, call, "ABP201", Verdict.MODIFIED, _SAME)
-    if short:
-        context.say(thing.source, call, "ABP207", Verdict.MODIFIED, _SHORTENED)
+    left, every = batches.left_out(context.things, thing) or (None, 0)
+    if training and batches.may_be_short(thing) and left != 0:
+        counted = f"{left} of {every:,} rows of every epoch: " if left else ""
+        context.say(thing.source, call, "ABP207", Verdict.MODIFIED, counted + _SHORTENED)
 
 
 def _has_no_effect(argument: cst.Arg, training: bool) -> bool:

@@ -76,9 +76,9 @@ def apply(context: Context) -> None:
 
 # -- limits of gradients -------------------------------------------------------------------------
 
-#: Optimizers of PopTorch that limit gradients.
+#: Optimizers of PopTorch that take a limit as an argument; others have it as an attribute here.
 _LIMIT = frozenset(("SGD", "Adam", "AdamW"))
-_NO_LIMIT = "PopTorch's {} cannot limit the norm of gradients: use SGD, Adam or AdamW"
+_HERE = "; a training model here reads it, PopTorch on an IPU does not limit {}"
 _OF_ALL = (
     "these are not the parameters of the optimizer, which limits the norm over all of its own: "
     "give clip_grad_norm_ the parameters that the optimizer has"
@@ -110,11 +110,9 @@ def _limit(context: Context, step: Step, optimizer: Thing, clip: cst.Call) -> No
     """Add the norm limit of a gradient clipping call to an optimizer as ``max_grad_norm``.
 
     Raises:
-        StepError: the optimizer cannot clip gradients, or not these, or not by this limit.
+        StepError: the optimizer cannot clip these gradients, or not by this limit.
     """
     name = optimizer.name.rpartition(".")[2]
-    if name not in _LIMIT:
-        raise StepError(clip, _NO_LIMIT.format(name))
     made = cst.ensure_type(optimizer.made, cst.Call)
     parameters = argument(clip, "parameters", 0)
     models = (
@@ -129,13 +127,21 @@ def _limit(context: Context, step: Step, optimizer: Thing, clip: cst.Call) -> No
         raise StepError(clip, _OF_ALL)
     largest, home = argument(clip, "max_norm", 1), places.home(context, step)
     varying = Varying(context.project, context.things, step.gradients.optimizers)
-    if largest is None or varying.at(step.source, largest):
+    guard = step.source.enclosing(clip, cst.If)
+    removed = [each.statement for each in step.gradients.removed]
+    tests = [guard.test] if guard is not None and guard in removed else []
+    if largest is None or any(varying.at(step.source, each) for each in (largest, *tests)):
         raise StepError(clip, _CHANGES)
-    limit = places.value(context, step.source, largest, home)
+    limit, *given = (places.value(context, step.source, each, home) for each in (largest, *tests))
+    limit += "".join(f" if {test} else float('inf')" for test in given)
     if places.is_later(home, limit):
         raise StepError(clip, _CHANGES)
-    context.edits(optimizer.source).give(made, keyword("max_grad_norm", limit))
-    reason = f"max_grad_norm={limit} limits the norm of all gradients before each update"
+    edits, reason = context.edits(optimizer.source), f"max_grad_norm={limit} limits all gradients"
+    if name in _LIMIT:
+        edits.give(made, keyword("max_grad_norm", limit))
+    else:
+        edits.after(home.statement, f"{home.variable.name}.max_grad_norm = {limit}")
+        reason += _HERE.format(name)
     context.say(optimizer.source, made, "ABP431", Verdict.MODIFIED, reason)
 
 

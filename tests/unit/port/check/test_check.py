@@ -106,6 +106,11 @@ def test_a_gpu_that_is_asked_for_is_the_host_and_workers_are_left_out(pair):
     )
 
 
+def test_rows_that_only_the_port_leaves_out_are_noted(pair):
+    pair.edit("original", (", drop_last=True", ""))
+    assert pair.check().notes == ("6 of 70 rows of every epoch are left out",)
+
+
 def test_an_accumulated_step_is_one_of_the_port(pair):
     pair.edit(
         "original",

@@ -11,16 +11,24 @@ class Reader(nn.Module):
         super().__init__()
         self.lstm = nn.LSTM(4, 8, batch_first=True)
         self.out = nn.Linear(8, 1)
+        self.register_buffer("place", torch.zeros(1, dtype=torch.long))
+        self.register_buffer("queue", torch.zeros(64, 8))
 
     def longest(self, lengths):
         return int(lengths.max())
 
+    def remember(self, keys):
+        place = int(self.place)  # ABP605 blocked
+        self.queue[place : place + len(keys)] = keys
+        self.place[0] = (place + len(keys)) % 64
+
     def forward(self, x, lengths):
         x = x[:, : self.longest(lengths)]
-        packed = pack_padded_sequence(x, lengths, batch_first=True)
-        fixed = pack_padded_sequence(x, [3] * len(x), batch_first=True)
+        packed = pack_padded_sequence(x, lengths, batch_first=True)  # ABP605 blocked
+        fixed = pack_padded_sequence(x, [3] * len(x), batch_first=True)  # ABP605 blocked
         _, (hidden, _) = self.lstm(packed)
         _, (other, _) = self.lstm(fixed)
+        self.remember(hidden[-1].detach())
         return {"main": self.out(hidden[-1]), "other": self.out(other[-1])}
 
 
