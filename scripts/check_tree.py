@@ -18,7 +18,7 @@ UNCLEAR = re.compile(
 # Lines of Python and C++ per folder, in hundreds. They only go down: a commit that raises one says
 # which published program, test of the original or row of a benchmark needs it.
 BUDGETS = {
-    "src": 1038,
+    "src": 1040,
     "src/abele/_torch": 15,
     "src/abele/arena": 12,
     "src/abele/capture": 35,
@@ -32,7 +32,7 @@ BUDGETS = {
     "src/abele/pipeline": 12,
     "src/abele/port": 80,
     "src/abele/program": 16,
-    "src/abele/report": 48,
+    "src/abele/report": 49,
     "src/abele/runtime": 33,
     "src/abele/stage": 11,
     "src/abele/step": 15,
@@ -46,7 +46,7 @@ BUDGETS = {
     "src/popdist": 31,
     "src/poptorch": 170,
     "src/sambaflow": 33,
-    "tests": 831,
+    "tests": 834,
     "tests/unit/port": 55,
     "benchmarks": 78,
 }

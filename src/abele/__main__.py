@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from abele import systems
+from abele.arguments import Parser
 from abele.errors import AbeleError
 from abele.version import __version__
 
@@ -38,7 +40,7 @@ _COMMANDS = {
     "report": _Command(
         "abele.report.command",
         "make the page of a run",
-        ("profile", "profile -o page.html", "after --compare before"),
+        ("profile", "profile -o page.html", "profile --json", "after --compare before"),
     ),
     "fit": _Command(
         "abele.fit.command",
@@ -65,8 +67,12 @@ _COMMANDS = {
         "say where two ways to run a program diverge, or how two runs differ",
         ("train.py cpu reference", "train.py cpu half", "before after"),
     ),
+    "completion": _Command(
+        "abele.completion", "print a shell's completion of these commands", ("bash", "fish")
+    ),
 }
-_MISSING = "abele port needs the package libcst, which is not installed: pip install 'abele[port]'"
+_MISSING = "abele {} needs the package {}, which is not installed: pip install 'abele[{}]'"
+_EXTRAS = {"libcst": "port", "shtab": "completion"}  # packages, and the commands that need them
 _ALIASES = {"why-different": "diff"}  # names that commands had before
 
 
@@ -91,9 +97,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _write_no_more()
         return systems.PIPE_CLOSED
     except ModuleNotFoundError as missing:
-        if missing.name != "libcst":
+        name = _EXTRAS.get(missing.name or "")
+        if name is None:
             raise
-        print(_MISSING, file=sys.stderr)
+        print(_MISSING.format(name, missing.name, name), file=sys.stderr)
         return 1
     except KeyboardInterrupt as interrupt:
         said = " ".join(("interrupted", *map(str, interrupt.args)))
@@ -136,6 +143,7 @@ def _run(words: list[str]) -> int:
         hint = "; those of SCRIPT come behind --" if hasattr(parsed, "script") else ""
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     parsed.rest = words[end + 1 :]  # for a program that the command runs
+    parsed.whole_parser = _whole_parser
     try:
         return parsed.command(parsed)
     except AbeleError as error:
@@ -143,9 +151,15 @@ def _run(words: list[str]) -> int:
     return getattr(parsed, "cannot", 1)
 
 
+def _whole_parser() -> argparse.ArgumentParser:
+    """Build the parser with the arguments of all subcommands whose packages are installed."""
+    lacking = [name for package, name in _EXTRAS.items() if not importlib.util.find_spec(package)]
+    return _parser([name for name in _COMMANDS if name not in lacking])
+
+
 def _parser(first: Sequence[str]) -> argparse.ArgumentParser:
-    """Build the parser, with the arguments of the requested subcommand only."""
-    parser = argparse.ArgumentParser(
+    """Build the parser, with the arguments of the requested subcommands only."""
+    parser = Parser(
         prog="abele",
         description="Ports programs, and looks at them and at their runs.",
         epilog="abele COMMAND --help says what a command does and takes.",

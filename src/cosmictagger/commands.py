@@ -10,6 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from abele.arguments import Parser
 from cosmictagger.config.composing import GROUPS, PRESETS
 from cosmictagger.config.keys import DATA, MODES, LearningRates, Optimizer, Run, Torch
 from cosmictagger.config.network import EventLabel, Network, Vertex
@@ -119,7 +120,7 @@ def generate(argv: Sequence[str]) -> int:
 
 
 def _generate_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="cosmictagger generate",
         description="Writes events of the built-in generator in the layout of larcv3 files, so "
         "that they can take the place of real ones (data=real data.file=...).",

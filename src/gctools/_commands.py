@@ -9,6 +9,7 @@ import sys
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from gctools.system import NOT_LINUX, ON_LINUX, System
 
@@ -46,7 +47,9 @@ def clean(text: str) -> str:
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:
     """Create an argument parser with the common options of the gc commands."""
-    made = argparse.ArgumentParser(prog=name, description=description, allow_abbrev=False)
+    made = _of_abele("arguments.py")["Parser"](
+        prog=name, description=description, allow_abbrev=False
+    )
     made.add_argument("--version", action="version", version=f"{name} {_version()}")
     made.add_argument(
         "-v", "--verbose", action="store_true", help="say on standard error what is not shown, why"
@@ -66,8 +69,12 @@ def parse(made: argparse.ArgumentParser, arguments: Sequence[str] | None) -> arg
 
 
 def _version() -> str:
-    """Return the version of the distribution without importing the engine, which loads torch."""
-    return runpy.run_path(str(Path(__file__).parents[1] / "abele/version.py"))["__version__"]
+    return _of_abele("version.py")["__version__"]
+
+
+def _of_abele(file: str) -> dict[str, Any]:
+    """Return what a file of the engine defines, without importing the engine."""
+    return runpy.run_path(str(Path(__file__).parents[1] / "abele" / file))
 
 
 def say_notes(system: System, name: str, *, verbose: bool) -> None:

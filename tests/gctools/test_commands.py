@@ -33,6 +33,12 @@ def titles(line):
     return [part.strip() for part in line.strip("|").split("|")]
 
 
+def test_a_misspelt_option_is_told_what_was_meant(capsys):
+    with pytest.raises(SystemExit):
+        monitor.main(["--jsno"])
+    assert capsys.readouterr().err.endswith("Did you mean --json for --jsno?\n")
+
+
 def test_monitor(busy, capsys):
     assert monitor.main([]) == 0
     out = capsys.readouterr().out

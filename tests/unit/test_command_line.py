@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from abele import __main__
+from abele.arguments import Parser, known_words
 from abele.version import __version__
 
 
@@ -89,3 +90,66 @@ def test_output_that_cannot_be_written_is_said():
     )
     said = "abele: standard output cannot be written: No space left on device.\n"
     assert (done.returncode, done.stderr) == (1, said)
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("reprot profile", "report for reprot"),
+        ("doctor --jsn", "--json for --jsn"),
+        ("fit --limt 8GiB train.py", "--limit for --limt"),
+        ("fit train.py --limt=8GiB", "--limit for --limt"),
+        ("port train.py --outptu ported", "--output for --outptu"),
+        ("port train.py --scan --to torhc", "torch for torhc"),
+        ("port --scna --chekc 3 train.py", "--scan for --scna, --check for --chekc"),
+    ],
+)
+def test_a_misspelt_command_or_option_is_told_what_was_meant(line, meant, capsys):
+    with pytest.raises(SystemExit) as ended:
+        __main__.main(line.split())
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith(f". Did you mean {meant}?\n")
+
+
+@pytest.mark.parametrize("line", ["xyz", "fit", "fit train.py --qqq", "report --out a --json b"])
+def test_nothing_is_suggested_where_nothing_is_near_or_misspelt(line, capsys):
+    with pytest.raises(SystemExit):
+        __main__.main(line.split())
+    assert "Did you mean" not in capsys.readouterr().err
+
+
+def test_words_behind_two_dashes_are_not_looked_at(capsys):
+    parser = Parser(prog="x")
+    parser.add_argument("--epochs", required=True)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--", "--epoch5"])
+    assert "Did you mean" not in capsys.readouterr().err
+
+
+def test_the_whole_parser_has_the_options_of_all_commands():
+    words = {*known_words(__main__._whole_parser())}
+    assert {*__main__._COMMANDS} - {"port", "completion"} <= words
+    assert {"--limit", "--ipus", "--compare", "--text"} <= words
+
+
+COMPLETES = """
+eval "$({python} -m abele completion bash)"
+COMP_WORDS=(abele {words}); COMP_CWORD={index}; _shtab_abele; echo "${{COMPREPLY[@]}}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"), [("re", "report"), ("report --te", "--text"), ("port --sc", "--scan")]
+)
+def test_bash_completes_commands_and_options(words, completed):
+    pytest.importorskip("shtab")
+    script = COMPLETES.format(python=sys.executable, words=words, index=len(words.split()))
+    path = os.pathsep.join(filter(None, sys.path))
+    done = subprocess.run(
+        ["bash", "-c", script],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"{completed}\n"

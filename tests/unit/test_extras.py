@@ -37,6 +37,12 @@ def run(missing, module, *arguments):
             ["port", "--scan", "a.py"],
             r"abele port needs the .*\[port\]",
         ),
+        (
+            "shtab",
+            "abele.__main__",
+            ["completion", "bash"],
+            r"abele completion needs the .*\[completion\]",
+        ),
         ("rich", "gctools.monitor", [], r"gc-monitor needs the .*\[monitor\].*or --json"),
     ],
 )

@@ -30,6 +30,7 @@ ORDERS = {
         *(
             "errors",
             "version",
+            "arguments",
             "containers",
             "libraries",
             "compilers",
@@ -53,7 +54,7 @@ ORDERS = {
             "passes",
         ),
         *("capture", "targets", "compilation", "runtime", "pipeline", "machine_limits", "report"),
-        *("fit", "stage", "differences", "port", "doctor", "docs", "__main__"),
+        *("fit", "stage", "differences", "port", "doctor", "docs", "completion", "__main__"),
     ),
     "poptorch": (
         *("enums", "_error", "_logging", "_version", "options", "autocasting", "processes"),
@@ -89,6 +90,7 @@ def packages_of(path):
 ORDERED = [path for path in FILES if packages_of(path)]
 # What the application uses of the engine itself; programs it sees through the front-ends only.
 SERVICES = {"storage", "collectives", "errors", "processor", "report", "systems", "version", "warn"}
+SERVICES |= {"arguments"}
 # The one room for private names of torch serves all packages; the original's popdist derives from
 # the other.
 SUPPORTED = ("abele._torch", "poptorch.options._DistributedOptions")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from abele.arguments import Parser
 from sambaflow.errors import UsageError
 from sambaflow.logging import hint
 
@@ -77,7 +78,7 @@ def parse_app_args(
         SystemExit: the command line is wrong, or asks for help.
     """
     del dev_mode
-    parser = argparse.ArgumentParser(conflict_handler="resolve")
+    parser = Parser(conflict_handler="resolve")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     by_command = {"compile": compile_parser_fn, "test": test_parser_fn}
     for command, text in _COMMANDS.items():
