@@ -45,6 +45,10 @@ from abele.warn import user_line
 
 _Tensor: Any = torch.Tensor  # its attributes have no types
 _READ_MEMORY = {_Tensor.tolist, _Tensor.numpy, _Tensor.__array__}
+_OF_GRADIENT = (
+    *(_Tensor.grad.__get__, _Tensor.grad.__set__, _Tensor.grad.__delete__),
+    *(_Tensor.requires_grad.__set__, _Tensor.requires_grad_),
+)
 _MOST_TRACES = 4
 
 
@@ -547,18 +551,17 @@ class _RealTensors(TorchFunctionMode):
     ) -> Any:
         first = args[0] if args else None
         if isinstance(first, torch.Tensor) and not isinstance(first, _torch.FakeTensor):
-            if func in (_Tensor.grad.__set__, _Tensor.grad.__delete__) or func in (
-                _Tensor.requires_grad.__set__,
-                _Tensor.requires_grad_,
-            ):
-                self._grads.note(first)
-            elif func in _READ_MEMORY:
+            if func in _READ_MEMORY:
                 raise DataDependentError(
                     f"The function reads the value of a tensor, at {user_line()}, while it is "
                     "captured."
                 )
-            elif func == _Tensor.data.__set__:
+            if func == _Tensor.data.__set__:
                 return _assign(*args)
+            if func in _OF_GRADIENT:
+                self._grads.note(first)
+                if func == _Tensor.grad.__delete__ or args[-1] is None:
+                    self._grads.note_emptied([first])
         return func(*args, **(kwargs or {}))
 
 

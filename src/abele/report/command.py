@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 from abele.errors import ReportError
-from abele.report import comparison, only_run, read_journal, read_run
+from abele.report import comparison, only_run, read_journal, read_run, status
 from abele.report.comparison import folder_of
 from abele.report.page import FILE, page
 from abele.report.page.markup import as_text
@@ -26,6 +28,7 @@ def add_parser(commands: Any, summary: str) -> None:
         "-o", "--output", type=Path, metavar="PAGE", help=f"default: {FILE} in the run's folder"
     )
     where.add_argument("--text", action="store_true", help="print it as text, and write no page")
+    where.add_argument("--json", action="store_true", help="print JSON, and write no page")
     report.set_defaults(command=command, name="report")
 
 
@@ -40,6 +43,9 @@ def command(parsed: argparse.Namespace) -> int:
         raise ReportError(f"{output} is a folder. Name the page, such as -o {output / FILE}.")
     try:
         path = only_run(parsed.run)
+        if parsed.json:
+            print(json.dumps(_data(path, parsed.compare), indent=1))
+            return 0
         if parsed.compare is None:
             name, text = FILE, _page(path)
         else:
@@ -58,6 +64,20 @@ def command(parsed: argparse.Namespace) -> int:
     except OSError as error:
         raise ReportError(str(error)) from error
     return 0
+
+
+def _data(path: Path, other: Path | None) -> dict[str, Any]:
+    """Return the record, journal and state of a run, or the comparison of two runs, for JSON."""
+    if other is not None:
+        return comparison.why_runs_differ(path, only_run(other)).data()
+    run, journal = read_run(path), read_journal(folder_of(path))
+    parts = {
+        "status": status.status_of(journal, run.process.is_alive()),
+        "steady": status.steady(journal),
+        "run": run,
+        "journal": journal,
+    }
+    return {name: part and dataclasses.asdict(part) for name, part in parts.items()}
 
 
 def _page(path: Path) -> str:

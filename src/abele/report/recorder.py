@@ -27,11 +27,12 @@ from abele.report.journal import (
     window_of,
 )
 from abele.report.optimizer import Optimizer, changed
+from abele.report.page import FILE as PAGE
 from abele.report.page import write_page
 from abele.report.record import Run, Waits, read_run
 from abele.runtime.observers import CallRecord, Observer, nanoseconds
 from abele.storage.atomic import write_text
-from abele.warn import warn_user
+from abele.warn import show, warn_user
 
 
 class Uncalled:
@@ -314,6 +315,15 @@ class Recorder(Observer):
         self._journal.close()
         self._look(over=how in WELL)
         self._write()
+        self._say_where()
+
+    def _say_where(self) -> None:
+        """Print where the page of the run is, once for each page, in the first instance only."""
+        page = self.folder / PAGE
+        if self._pid == os.getpid() and page.is_file() and page not in _said:
+            _said.add(page)
+            if not self.folder.name.startswith("instance_"):
+                show(f"abele: the report of {self.run.name} is {page}")
 
     def looked(self, run: Run) -> None:
         """Record facts found between two calls, excluding the time this takes."""
@@ -355,6 +365,9 @@ class Recorder(Observer):
         with self._trouble:
             if self._pid == os.getpid() and self.folder.is_dir():
                 write()
+
+
+_said: set[Path] = set()  # pages
 
 
 def _mean(losses: torch.Tensor) -> float:

@@ -1,6 +1,7 @@
 """``abele report``: pages from the files of runs, and what cannot be read, in words."""
 
 import dataclasses
+import json
 import os
 import subprocess
 
@@ -139,3 +140,27 @@ def test_a_page_is_printed_as_text(folder, capsys):
     assert "What ran where" in lines
     assert "<" not in "".join(lines[:10])
     assert not (folder / "report.html").exists()
+
+
+def test_a_run_is_printed_as_json_and_no_page_is_written(folder, capsys):
+    assert main(["report", str(folder), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["run"] == json.loads((folder / "run.json").read_text())
+    assert said["status"]["state"] == "is running"
+    assert said["journal"]["windows"][0]["loss"] == 1.0
+    assert said["steady"]["computed"] == pytest.approx(0.1)
+    assert not (folder / "report.html").exists()
+
+
+def test_a_run_without_calls_has_no_steady_times(tmp_path, capsys):
+    run_of("dense").write(tmp_path)
+    assert main(["report", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steady"] is None
+
+
+def test_two_runs_are_compared_as_json(folder, other, capsys):
+    assert main(["report", str(folder), "--compare", str(other), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["names"] == [str(folder), str(other)]
+    assert not said["options"]
+    assert not (folder / "comparison.html").exists()

@@ -201,3 +201,15 @@ def test_a_run_that_does_not_train_has_no_values_to_change(recorder, tmp_path):
     recorder.on_call_end(call())
     recorder.optimizer(of_rate(0.1))
     assert recorder.run.optimizer is None
+
+
+@pytest.mark.parametrize(("name", "count"), [("net", 1), ("instance_1", 0)])
+def test_the_end_of_a_run_says_where_its_page_is_once(tmp_path, capsys, name, count):
+    folder = tmp_path / name
+    for _ in range(2):
+        recorder = Recorder(folder, run_before())
+        recorder.on_call_end(call())
+        recorder.ended("finished")
+        recorder.ended("finished")
+    said = f"abele: the report of net is {folder / 'report.html'}\n"
+    assert capsys.readouterr().err == said * count
