@@ -109,10 +109,4 @@ def _check(parsed: argparse.Namespace) -> int:
 
     port_of = parsed.output / parsed.script.name
     back = parsed.to == "torch"
-    return checked(
-        parsed.script,
-        port_of,
-        parsed.check,
-        parsed.rest,
-        back=back,
-    )
+    return checked(parsed.script, port_of, parsed.check, parsed.rest, back=back)

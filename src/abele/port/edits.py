@@ -119,6 +119,11 @@ def keyword(name: str, value: str) -> cst.Arg:
     return cst.Arg(cst.parse_expression(value), keyword=cst.Name(name), equal=tight)
 
 
+def is_named(argument: cst.Arg, *names: str) -> bool:
+    """Return whether an argument of a call is passed by one of several names."""
+    return argument.keyword is not None and argument.keyword.value in names
+
+
 def renamed(node: cst.CSTNode, names: Mapping[str, str]) -> cst.CSTNode:
     """Return a syntax node with names replaced by expressions, given as text."""
     return cast("cst.CSTNode", node.visit(_Renamer(names)))
@@ -265,13 +270,10 @@ def _bound_by(statement: _Statement) -> list[str]:
     return [each.split(" as ")[-1].strip().split(".")[0] for each in text.split(",")]
 
 
-def _text(statement: Any) -> str:
-    return cst.Module([statement.with_changes(leading_lines=[])]).code.strip()
-
-
 def _imports_torch(statement: Any) -> bool:
     """Return whether a statement imports torch, before which new imports are inserted."""
-    return _text(statement).startswith(("import torch", "from torch"))
+    text = cst.Module([statement.with_changes(leading_lines=[])]).code
+    return text.startswith(("import torch", "from torch"))
 
 
 def _spaced(statement: Any) -> Any:

@@ -66,7 +66,7 @@ class Options:
     """
 
     def __init__(self) -> None:
-        self.iterations, self.parts, self.returns_all = 1, 1, False
+        self.iterations, self.parts, self.returns_all, self.sums = 1, 1, False, False
         self.Training = self.Precision = self.TensorLocations = self.Distributed = self
 
     def __getattr__(self, name: str) -> Any:
@@ -80,7 +80,7 @@ class Options:
         return self
 
     def gradientAccumulation(self, parts: int) -> Options:
-        """Set the number of batches whose mean gradient an update uses."""
+        """Set the number of batches whose gradients an update uses."""
         self.parts = parts
         return self
 
@@ -90,8 +90,8 @@ class Options:
         return self
 
     def accumulationAndReplicationReductionType(self, reduction: _Name) -> Options:
-        """Accept only the mean as reduction of gradients."""
-        _one_of(reduction, "Mean")
+        """Set whether an update uses the sum of gradients or their mean."""
+        self.sums = _one_of(reduction, "Mean", "Sum") == "Sum"
         return self
 
     def replicationFactor(self, replicas: int) -> Options:
@@ -192,7 +192,7 @@ class PoplarExecutor:
 
 
 class _Training(PoplarExecutor):
-    """A training model: each call makes updates with the mean gradient of several batches."""
+    """A training model: each call makes updates with the gradients of several batches."""
 
     def __init__(self, model: Any, options: Options | None, optimizer: Any):
         super().__init__(model, options)
@@ -207,13 +207,14 @@ class _Training(PoplarExecutor):
         """Run the updates of a training call and return the model's outputs."""
         self.values = self.values or _values(self.optimizer)
         batches, kept = self.batches(args, kwargs), list[Any]()
+        count = 1 if self.options.sums else self.options.parts
         for _ in range(self.options.iterations):
             self.optimizer.zero_grad()
             for _ in range(self.options.parts):
                 mine, named = next(batches)
                 _marked.clear()
                 results = self.run(*mine, **named)
-                (_loss_of(results) / self.options.parts).backward()
+                (_loss_of(results) / count).backward()
                 kept.append(_detached(results))
             self.update()
         return _joined(kept) if self.options.returns_all and len(kept) > 1 else kept[-1]

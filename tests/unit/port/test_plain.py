@@ -155,7 +155,7 @@ def test_a_line_that_is_not_carried_is_left_by_hand(name):
 #: Edits of the program that the plain file refuses when it runs.
 REFUSED = {
     "replicas": ("data =", "opts.replicationFactor(2)\ndata =", "one replica, not 2"),
-    "a sum of gradients": ("data =", "opts.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)\ndata =", "Sum is not one of Mean"),
+    "a sum of gradients": ("data =", "opts.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.NoReduction)\ndata =", "NoReduction is not one of Mean, Sum"),
     "batches without a size": ("batch_size=8)", "batch_sampler=[range(8)])", "give batch_size"),
     "several losses": ("mse_loss(self.layer(x), y)", "mse_loss(self.layer(x), y), self.layer(x).mean()", "mark it with identity_loss"),
     "batches of an evaluation": ("    print(loss.item())", "    poptorch.inferenceModel(model, opts)(x, y)", "inference options of its own"),
@@ -184,7 +184,7 @@ def test_values_that_the_program_does_not_tell_its_model_are_not_used(plain, tmp
 
 #: Edits of the plain file, each of which changes what a program prints.
 MISTAKES = {
-    "no accumulation": ("batches", "/ self.options.parts).backward()", "/ 1).backward()"),
+    "no accumulation": ("batches", "/ count).backward()", "/ 1).backward()"),
     "the last results alone": ("batches", "_joined(kept)", "_joined(kept[-1:])"),
     "other rows": ("batches", "each[cut] for each in args", "each.flip(0)[cut] for each in args"),
     "a short batch": ("training", "drop_last and bool(rows)", "False"),

@@ -84,18 +84,14 @@ def rows(things: Things, source: Source, node: cst.BaseExpression | None) -> int
         return node.evaluated_value
     variable = None if node is None else things.variable(source, node)
     origins = [] if variable is None else [*things.given_to(variable)]
-    if isinstance(node, cst.Call) and source.imported(node.func) in _SIZED and node.args:
+    made = source.imported(node.func) if isinstance(node, cst.Call) and node.args else ""
+    if isinstance(node, cst.Call) and made.startswith("torch.") and made[6:] in _SIZED:
         first = node.args[0].value
         origins = [(source, first.elements[0].value if isinstance(first, cst.Tuple) else first)]
     return rows(things, *origins[0]) if len(origins) == 1 else None
 
 
-_SIZED = frozenset(
-    (
-        "torch.utils.data.TensorDataset",
-        *map("torch.{}".format, ("rand", "randn", "zeros", "ones", "empty", "arange")),
-    )
-)
+_SIZED = ("rand", "randn", "zeros", "ones", "empty", "arange", "utils.data.TensorDataset")
 
 
 def left_out(things: Things, loader: Thing) -> tuple[int, int] | None:

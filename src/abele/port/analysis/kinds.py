@@ -60,7 +60,8 @@ def kind_of_class(name: str) -> Kind | None:
     if last == "GradScaler" and parts[0] == "torch":
         return Kind.SCALER
     if name.startswith("torch.nn.") and last[:1].isupper():
-        return Kind.LOSS if last.endswith("Loss") else _module(name)
+        kind = Kind.LOSS if last.endswith("Loss") else Kind.MODEL
+        return None if last in ("Parameter", "Module", "ParameterList", "ParameterDict") else kind
     if name.startswith("torchvision.models."):
         return Kind.MODEL
     return None
@@ -76,38 +77,20 @@ def is_scheduler(name: str) -> bool:
     return any(word in last for word in ("schedule", "warmup", "anneal")) or last.endswith("lr")
 
 
-def _module(name: str) -> Kind | None:
-    no_modules = {"Parameter", "Module", "ParameterList", "ParameterDict"}
-    return None if name.rpartition(".")[2] in no_modules else Kind.MODEL
-
-
 # -- calls and what they return ----------------------------------------------------------------
 
 #: Methods of a model that return the model.
 SAME = frozenset(
     (
-        "to",
-        "cuda",
-        "cpu",
-        "train",
-        "eval",
-        "half",
-        "float",
-        "double",
-        "bfloat16",
-        "requires_grad_",
-        "apply",
-        "share_memory",
+        *("to", "cuda", "cpu", "train", "eval", "half", "float", "double", "bfloat16"),
+        *("requires_grad_", "apply", "share_memory"),
     )
 )
 #: Functions of a model that return one with the same parameters.
 WRAPPERS = frozenset(
     (
-        "torch.compile",
-        "torch.jit.script",
-        "torch.nn.DataParallel",
-        "torch.nn.parallel.DataParallel",
-        "torch.nn.parallel.DistributedDataParallel",
+        *("torch.compile", "torch.jit.script", "torch.nn.DataParallel"),
+        *map("torch.nn.parallel.{}".format, ("DataParallel", "DistributedDataParallel")),
     )
 )
 

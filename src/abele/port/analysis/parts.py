@@ -29,6 +29,11 @@ def calls_of(node: cst.CSTNode, method: str) -> list[cst.Call]:
     return [each for each in findall(node, pattern) if isinstance(each, cst.Call)]
 
 
+def receiver(call: cst.Call) -> cst.BaseExpression:
+    """Return the object whose method a call runs."""
+    return cst.ensure_type(call.func, cst.Attribute).value
+
+
 def is_call(statement: Statement) -> bool:
     """Return whether a statement consists of a single call."""
     return m.matches(statement, m.SimpleStatementLine(body=[m.Expr(m.Call())]))

@@ -17,13 +17,19 @@ from abele.port.analysis.parts import (
     block_of,
     calls_of,
     is_call,
+    receiver,
     statement_of,
+    statements_in,
 )
 from abele.port.analysis.things import Things
 from abele.port.analysis.updates import CONDITION, NO_STEP, Update, is_forgotten, read_update
 from abele.port.project import Owner, Project
 from abele.port.source import Source, findall
 
+#: A loop that adds up the gradients of a known number of batches.
+_REPEATED = m.For(
+    iter=m.Call(func=m.Name("range"), args=[m.Arg()]), body=m.IndentedBlock(), orelse=None
+)
 _BY_TEXT = m.Subscript(slice=[m.SubscriptElement(m.Index(m.SimpleString()))])
 
 
@@ -42,10 +48,8 @@ class Step:
         place: the statement of the block that the training model's call replaces.
         backward: the statement that calls ``backward``.
         zero: the statements that call ``zero_grad``.
-        update: the statement that updates parameters.
         models: the models that forward statements call, each with its expression there.
         helpers: functions of the program through which models are called.
-        optimizer: the optimizer that updates.
         gradients: the update, and the changes of gradients before it.
         inputs: variables that the forward statements read and that change between steps.
         keys: the keys that are read of each input that is a dictionary, as text.
@@ -53,6 +57,7 @@ class Step:
         constants: variables that the forward statements read and that are the same in every step.
         outputs: variables of the forward pass that later code or the next step reads, but the loss.
         carried: inputs that the previous step has computed.
+        repeated: the loop of ``range(k)`` that adds up gradients before the update, or None.
     """
 
     source: Source
@@ -64,10 +69,8 @@ class Step:
     place: Statement
     backward: Statement
     zero: tuple[Statement, ...]
-    update: Statement
     models: dict[Thing, cst.BaseExpression]
     helpers: tuple[cst.FunctionDef, ...]
-    optimizer: Thing
     gradients: Update
     inputs: tuple[str, ...]
     keys: Mapping[str, tuple[str, ...]]
@@ -75,6 +78,17 @@ class Step:
     constants: tuple[str, ...]
     outputs: tuple[str, ...]
     carried: tuple[str, ...]
+    repeated: cst.For | None
+
+    @property
+    def update(self) -> Statement:
+        """The statement that updates parameters."""
+        return self.gradients.statement
+
+    @property
+    def optimizer(self) -> Thing:
+        """The optimizer that updates."""
+        return self.gradients.optimizers[0]
 
     @property
     def arguments(self) -> str:
@@ -112,19 +126,28 @@ class _Reader:
         self._owner = things.owner(source, call)
         loop = source.enclosing(call, cst.For, cst.While, cst.FunctionDef)
         self._loop = loop if isinstance(loop, cst.For | cst.While) else None
+        self._repeated: cst.For | None = None
+        self._anchor, self._outer = self._backward, self._block
+        if isinstance(loop, cst.For) and m.matches(loop, _REPEATED):
+            outer, inner = block_of(source, loop), list(statements_in(source, loop.body))
+            later = outer[outer.index(loop) + 1 :]
+            steps = [any(calls_of(each, "step") for each in some) for some in (inner, later)]
+            if inner == list(self._block) and steps == [False, True]:
+                self._repeated, self._anchor, self._outer = loop, loop, outer
 
     def step(self) -> Step:
         """Return the training step around the call of ``backward``."""
-        index = self._block.index(self._backward)
-        gradients = read_update(self._source, self._things, self._block, self._call, index)
+        update = (self._outer, self._call, self._anchor)
+        gradients = read_update(self._source, self._things, *update)
         loss, differentiated = self._loss()
-        named = () if differentiated is None else (_assignment(loss, differentiated),)
-        forward = (*self._forward(index, loss, differentiated), *named)
-        self._check_attributes(forward)
-        models = self._known_models(forward)
+        forward = self._forward(loss, differentiated)
+        self._functions.clear()  # it may have those of other statements
+        models = self._models(forward)
+        if not models:
+            raise StepError(self._call, _NO_FORWARD_HERE)
         zero = tuple(self._zero(gradients, {*gradients.optimizers, *models}))
-        also = [each.statement for each in gradients.removed]
-        rest = {self._backward, gradients.statement, *zero, *also, *forward}
+        rest = {self._backward, self._anchor, gradients.statement, *zero, *forward}
+        rest |= {each.statement for each in gradients.removed}
         self._check_way(forward, gradients.statement, rest)
         varying = Varying(self._project, self._things, gradients.optimizers)
         changing = set[str]().union(*(varying.at(self._source, each) for each in forward))
@@ -132,20 +155,18 @@ class _Reader:
         inputs = [name for name in needed if name in self._fresh() | changing]
         slow = [each for each in inputs if each == self._counter() or each not in self._fresh()]
         carried = self._carried(forward, needed)
-        return Step(
+        return self._checked(varying, Step(
             source=self._source,
             owner=self._owner,
             loop=self._loop,
             block=self._block,
             loss=loss,
             forward=forward,
-            place=self._backward if named else forward[-1],
+            place=forward[-1] if forward[-1] in self._block else self._backward,
             backward=self._backward,
             zero=zero,
-            update=gradients.statement,
             models=models,
             helpers=tuple(self._functions),
-            optimizer=gradients.optimizers[0],
             gradients=gradients,
             inputs=tuple(inputs),
             keys={each: self._keys(forward, each) for each in needed if each not in carried},
@@ -153,7 +174,21 @@ class _Reader:
             constants=tuple(name for name in needed if name not in inputs),
             outputs=self._outputs(forward, rest, carried, loss),
             carried=tuple(name for name in carried if name in inputs),
-        )
+            repeated=self._repeated,
+        ))  # fmt: skip
+
+    def _checked(self, varying: Varying, step: Step) -> Step:
+        """Return a step, unless its loop adds up gradients of batches that one call cannot get.
+
+        Raises:
+            StepError: not all inputs are tensors of a batch, or other results are read.
+        """
+        others = (step.slow, step.carried, step.outputs, *step.keys.values())
+        if self._repeated is not None and (
+            any(others) or not step.inputs or varying.at(self._source, self._repeated.iter)
+        ):
+            raise StepError(self._call, NO_STEP)
+        return step
 
     def explained(self, error: StepError) -> StepError:
         """Return the error of a step; one with its own reason for an ``if`` that never changes."""
@@ -183,23 +218,20 @@ class _Reader:
 
     def _loss(self) -> tuple[str, cst.BaseExpression | None]:
         """Return the variable of the differentiated loss, or a new name and the loss expression."""
-        func = self._call.func
-        assert isinstance(func, cst.Attribute)
+        value = receiver(self._call)
         if self._call.args:
             before = self._block[: self._block.index(self._backward)]
             computed = {name for each in before for name in writes(each)}
             given = {*reads(self._call.args[0].value)} & computed
-            library = given and not {*reads(func.value)} & computed
-            text = self._source.code(func.value)
+            library = given and not {*reads(value)} & computed
+            text = self._source.code(value)
             raise StepError(self._call, _OF_LIBRARY.format(text) if library else _ARGUMENTS)
         if not is_call(self._backward):
             raise StepError(self._call, _NOT_ALONE)
-        value = func.value
         scale = m.Call(func=m.Attribute(attr=m.Name("scale")), args=[m.Arg()])
-        if m.matches(value, scale) and isinstance(value, cst.Call):
-            assert isinstance(value.func, cst.Attribute)
-            if self._things.of(self._source, value.func.value, Kind.SCALER):
-                value = value.args[0].value
+        if isinstance(value, cst.Call) and m.matches(value, scale):
+            scaler = self._things.of(self._source, receiver(value), Kind.SCALER)
+            value = value.args[0].value if scaler else value
         if isinstance(value, cst.Name):
             return value.value, None
         around = self._owner.body if isinstance(self._owner, cst.FunctionDef) else self._owner
@@ -226,10 +258,13 @@ class _Reader:
             StepError: a statement does.
         """
         real = [each for each in forward if each in self._block]
-        first = self._block.index(real[0] if real else self._backward)
-        last = self._block.index(update)
+        way = [*self._block]
+        if self._repeated is not None:
+            way += self._outer[self._outer.index(self._anchor) :]
+        first = way.index(real[0] if real else self._backward)
+        last = way.index(update)
         leave = m.Continue() | m.Break() | m.Return() | m.Raise()
-        for index, statement in enumerate(self._block):
+        for index, statement in enumerate(way):
             if index < first or statement in rest:
                 continue
             for node in findall(statement, leave) if index < last else ():
@@ -243,25 +278,27 @@ class _Reader:
         Raises:
             StepError: gradients accumulate over updates, or are cleared before the update.
         """
-        if not is_forgotten(self._source, self._things, self._call, trained):
+        for call in calls_of(self._repeated, "zero_grad") if self._repeated else ():
+            raise StepError(call, _FORGETS)
+        if not is_forgotten(self._source, self._things, self._anchor, trained):
             raise StepError(self._call, _NOT_FORGOTTEN)
-        first, last = map(self._block.index, (self._backward, gradients.statement))
-        for index, statement in enumerate(self._block):
+        first, last = map(self._outer.index, (self._anchor, gradients.statement))
+        for index, statement in enumerate(self._outer):
             for call in calls_of(statement, "zero_grad"):
-                things = self._things.of(
-                    self._source, cst.ensure_type(call.func, cst.Attribute).value
-                )
+                things = self._things.of(self._source, receiver(call))
                 others = things and not things & trained
                 if others and all(each.kind is Kind.MODEL for each in things):
                     continue
-                if others or first < index < last or not is_call(statement):
+                within = first < index + bool(self._repeated) and index < last
+                if others or within or not is_call(statement):
                     raise StepError(call, _FORGETS)
                 yield statement
 
     def _forward(
-        self, end: int, loss: str, differentiated: cst.BaseExpression | None
+        self, loss: str, differentiated: cst.BaseExpression | None
     ) -> tuple[Statement, ...]:
         """Return the statements of the forward pass, from a model's call to the loss."""
+        end = self._block.index(self._backward)
         follows = self._following(end)
         needed = {loss} if differentiated is None else set(reads(differentiated))
         chosen = list[Statement]()
@@ -276,7 +313,10 @@ class _Reader:
         self._add_rebound(chosen, end)
         if not chosen and differentiated is None:
             raise StepError(self._call, _NO_FORWARD_HERE)
-        return tuple(reversed(chosen))
+        self._check_attributes(chosen)
+        target = [cst.AssignTarget(cst.Name(loss))]
+        named = [] if differentiated is None else [cst.Assign(target, differentiated)]
+        return (*reversed(chosen), *(cst.SimpleStatementLine([each]) for each in named))
 
     def _add_rebound(self, chosen: list[Statement], end: int) -> None:
         """Add statements that rebind a variable which a forward statement has read before.
@@ -330,20 +370,11 @@ class _Reader:
                 names |= {*writes(statement), *changes(statement)}
         return follows
 
-    def _known_models(self, forward: Sequence[Statement]) -> dict[Thing, cst.BaseExpression]:
-        """Return the models that the forward pass calls; record the functions that call them."""
-        self._functions.clear()
-        models = self._models(forward)
-        if not models:
-            raise StepError(self._call, _NO_FORWARD_HERE)
-        return models
-
     def _models(self, statements: Sequence[Statement]) -> dict[Thing, cst.BaseExpression]:
         """Return the models that statements call, directly or by a method."""
         models: dict[Thing, cst.BaseExpression] = {}
         for statement in statements:
             for call in findall(statement, m.Call()):
-                assert isinstance(call, cst.Call)
                 for node in (call.func, getattr(call.func, "value", None)):
                     if not isinstance(node, cst.Name | cst.Attribute):
                         continue
@@ -440,11 +471,7 @@ class _Reader:
         return target.value if isinstance(target, cst.Name) else ""
 
     def _outputs(
-        self,
-        forward: Sequence[Statement],
-        rest: set[Statement],
-        carried: Sequence[str],
-        loss: str,
+        self, forward: Sequence[Statement], rest: set[Statement], carried: Sequence[str], loss: str
     ) -> tuple[str, ...]:
         """Return the variables of the forward pass that later code or the next step reads."""
         used = self._declared() | self._used_after() | {*carried}
@@ -511,10 +538,6 @@ _FORGETS = (
 _LOSSES = ("loss", "total_loss", "objective", "loss_to_minimize", *map("loss_{}".format, range(99)))
 _NO_FORWARD = m.OneOf(*map(m.Name, ("train", "eval", "state_dict", "zero_grad", "to", "cuda")))
 _NO_PART = m.OneOf(_NO_FORWARD, m.Name("training"), m.Name("module"))
-
-
-def _assignment(name: str, value: cst.BaseExpression) -> cst.SimpleStatementLine:
-    return cst.SimpleStatementLine([cst.Assign([cst.AssignTarget(cst.Name(name))], value)])
 
 
 def _written(forward: Sequence[Statement]) -> list[str]:

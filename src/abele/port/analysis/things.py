@@ -64,9 +64,9 @@ class Things:
         self._results: dict[cst.FunctionDef, list[set[Thing]]] = {}
         self._calls: dict[cst.FunctionDef, dict[cst.Call, Source]] = {}
         self._locals: dict[Owner, set[str]] = {}
-        self._events = [
-            (source, node) for source in project.sources for node in _interesting(source)
-        ]
+        # What passes objects on.
+        kinds = m.Assign() | m.AnnAssign() | m.Return() | m.Call()
+        self._events = [(at, node) for at in project.sources for node in findall(at.module, kinds)]
         self._unknown: dict[cst.BaseExpression, Source] = {}
         while self._learn() or self._guess():
             pass
@@ -410,12 +410,9 @@ class Things:
     def _new(self, kind: Kind, source: Source, node: cst.BaseExpression, name: str) -> Thing:
         thing = self._made.setdefault(node, Thing(kind, source, node, name))
         if kind is Kind.OPTIMIZER and isinstance(node, cst.Call):
-            self._updated_by(source, node)
+            models = models_updated(self.given(source, node))  # if nothing else is known of them
+            self._unknown.update(dict.fromkeys(models, source))
         return thing
-
-    def _updated_by(self, source: Source, node: cst.Call) -> None:
-        """Note that expressions whose parameters an optimizer updates are models."""
-        self._unknown.update(dict.fromkeys(models_updated(self.given(source, node)), source))
 
     def _guess(self) -> bool:
         """Track objects of unknown class as models if an optimizer updates their parameters.
@@ -510,9 +507,3 @@ class Things:
             return False
         inside = findall(value, m.Name() | m.Attribute(value=m.Name("self")))
         return any(self.variable(source, each) == variable for each in inside)
-
-
-def _interesting(source: Source) -> list[cst.CSTNode]:
-    """Return the syntax nodes that propagate objects: assignments, returns and calls."""
-    kinds = m.Assign() | m.AnnAssign() | m.Return() | m.Call()
-    return list(findall(source.module, kinds))

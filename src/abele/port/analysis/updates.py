@@ -91,20 +91,21 @@ class Update:
 
 
 def read_update(
-    source: Source, things: Things, block: Sequence[Statement], backward: cst.Call, index: int
+    source: Source, things: Things, block: Sequence[Statement], backward: cst.Call, at: Statement
 ) -> Update:
     """Return the parameter update that follows a call of ``backward``.
 
     Args:
         source: the file.
         things: the tracked objects of the program.
-        block: the statements of the block that contains the call.
+        block: the statements of the block that contains the update.
         backward: the call of ``backward``.
-        index: the index of its statement in the block.
+        at: its statement in the block, or a loop around it.
 
     Raises:
         StepError: there is no update, or none that a compiled program supports.
     """
+    index = block.index(at)
     inner = [each for each in block if not isinstance(each, cst.FunctionDef | cst.ClassDef)]
     if any(call is not backward for each in inner for call in calls_of(each, "backward")):
         raise StepError(backward, _SEVERAL)

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 
 from abele.port.check.process import Update
 
-EQUAL, DIFFERENT = 0, 1
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepPair:
@@ -95,7 +93,7 @@ class Comparison:
     @property
     def status(self) -> int:
         """Exit status of the comparison command: 0 equal, 1 different."""
-        return EQUAL if self.equal else DIFFERENT
+        return int(not self.equal)
 
     def __str__(self) -> str:
         """Format the comparison: a table row per training step, the verdict, and notes."""
@@ -258,10 +256,9 @@ def _place(first: Difference) -> str:
     if first.kind == "steps":
         return f"step {first.step}, which they do not both make"
     far = "" if first.far is None else f", by {first.far:.1e} of it"
-    if first.kind == "loss":
-        owner = f", of {first.model}" if first.model else ""
-        return f"the loss of step {first.step}{owner}{far}"
     owner = f" of {first.model}" if first.model else ""
+    if first.kind == "loss":
+        return f"the loss of step {first.step}{owner and ','}{owner}{far}"
     when = f"after step {first.step}"
     if not first.step:
         when = "before its first step" if owner else "before the first step"

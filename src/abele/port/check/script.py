@@ -27,10 +27,7 @@ from torch.utils.data import DataLoader
 
 from abele.port.check.watch import LEFT_OUT, Enough, Original, Port, Record
 
-WATCHERS: dict[str, Callable[[Record], Original | Port]] = {
-    "original": Original,
-    "port": Port,
-}
+WATCHERS: dict[str, Callable[[Record], Original | Port]] = {"original": Original, "port": Port}
 _HOST = torch.device("cpu")
 _Tensor: Any = torch.Tensor  # its methods have no types
 _OF_WORKERS = {

@@ -343,7 +343,7 @@ def pairs(original: Facts, port: Facts) -> dict[str, str]:
     known = {_prefixes(name, other) for name, other in paired.items()}
     take(lambda name, other: _prefixes(name, other) in known, only=True)
     take(lambda name, other: name == other, only=True)
-    take(_is_inside, only=True)
+    take(lambda one, other: one.endswith(f".{other}") or other.endswith(f".{one}"), only=True)
     take(same_values, only=True)
     take(lambda name, other: True, only=False)
     return paired
@@ -357,7 +357,3 @@ def _prefixes(name: str, other: str) -> tuple[str, str] | None:
         theirs.pop()
     before = ".".join(mine), ".".join(theirs)
     return None if before == (name, other) else before
-
-
-def _is_inside(name: str, other: str) -> bool:
-    return name.endswith(f".{other}") or other.endswith(f".{name}")

@@ -24,10 +24,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -78,11 +75,7 @@ class Record:
             self.add("note", text=text)
 
     def model(
-        self,
-        number: int,
-        name: str,
-        tensors: Mapping[str, torch.Tensor],
-        kinds: Mapping[str, str],
+        self, number: int, name: str, tensors: Mapping[str, torch.Tensor], kinds: Mapping[str, str]
     ) -> None:
         """Append a model's tensors to the record: shapes, kinds and digests."""
         is_new = number == self.models

@@ -14,7 +14,7 @@ from libcst import matchers as m
 from abele.port.analysis.batches import argument
 from abele.port.analysis.flow import reads
 from abele.port.analysis.kinds import Kind
-from abele.port.analysis.parts import Statement, calls_of
+from abele.port.analysis.parts import Statement, calls_of, receiver
 from abele.port.analysis.steps import Step
 from abele.port.context import Context
 from abele.port.finding import Verdict
@@ -208,8 +208,7 @@ _SPARSE_METHODS = ("to_sparse", "to_sparse_coo", "to_sparse_csr", "sparse_mask",
 def _shared(context: Context, source: Source) -> _Nodes:
     """Yield calls of ``share_memory`` of models, whose weights several processes update."""
     for call in calls_of(source.module, "share_memory"):
-        assert isinstance(call.func, cst.Attribute)
-        if context.things.of(source, call.func.value, Kind.MODEL):
+        if context.things.of(source, receiver(call), Kind.MODEL):
             yield call
 
 
@@ -246,13 +245,9 @@ REASONS: tuple[Reason, ...] = (
         "ABP608",
         Verdict.MANUAL,
         _methods(
-            "register_hook",
-            "register_backward_hook",
-            "register_full_backward_hook",
-            "register_full_backward_pre_hook",
-            "register_post_accumulate_grad_hook",
-            "register_step_pre_hook",
-            "register_step_post_hook",
+            *("register_hook", "register_backward_hook", "register_full_backward_hook"),
+            *("register_full_backward_pre_hook", "register_post_accumulate_grad_hook"),
+            *("register_step_pre_hook", "register_step_post_hook"),
         ),
         "a hook of an inner module or parameter that returns a gradient becomes part of the "
         "compiled program; whatever else a hook does happens once, when it is compiled, and "

@@ -11,7 +11,7 @@ from libcst import matchers as m
 from abele.port.analysis.kinds import Kind
 from abele.port.analysis.parts import is_autocast, is_autocast_call
 from abele.port.context import Context
-from abele.port.edits import parsed
+from abele.port.edits import is_named, parsed
 from abele.port.finding import Verdict
 from abele.port.project import Project
 from abele.port.source import Source, findall
@@ -39,7 +39,6 @@ def apply(context: Context) -> None:
     """Remove moves of tensors and models to devices."""
     for source in context.project.sources:
         for node in findall(source.module, m.Call()):
-            assert isinstance(node, cst.Call)
             if _is_move(context, source, node):
                 _take_out(context, source, node)
             elif source.imported(node.func) == "torch.load":
@@ -79,12 +78,8 @@ def _is_device(context: Context, source: Source, argument: cst.Arg) -> bool:
 
 def _take_out(context: Context, source: Source, call: cst.Call) -> None:
     context.say(source, call, "ABP101", Verdict.MODIFIED, _MODIFIED)
-    rest = [
-        argument
-        for argument in call.args
-        if not _is_device(context, source, argument)
-        and not m.matches(argument, m.Arg(keyword=m.Name("non_blocking")))
-    ]
+    kept = [each for each in call.args if not is_named(each, "non_blocking")]
+    rest = [each for each in kept if not _is_device(context, source, each)]
 
     def change(node: cst.Call) -> cst.BaseExpression:
         if not rest:
@@ -104,7 +99,7 @@ def _listed(arguments: Sequence[cst.Arg]) -> list[cst.Arg]:
 def _to_host(context: Context, source: Source, call: cst.Call) -> None:
     """Rewrite ``torch.load`` to load checkpoints on the host."""
     for argument in call.args:
-        if m.matches(argument, m.Arg(keyword=m.Name("map_location"))):
+        if is_named(argument, "map_location"):
             reason = "the tensors are loaded to the host"
             context.say(source, argument, "ABP102", Verdict.MODIFIED, reason)
             context.edits(source).replace(argument.value, '"cpu"')
@@ -112,11 +107,7 @@ def _to_host(context: Context, source: Source, call: cst.Call) -> None:
 
 def _without_device(context: Context, source: Source, call: cst.Call) -> None:
     """Remove the ``device`` argument of a call that creates a tensor."""
-    kept = [
-        argument
-        for argument in call.args
-        if not m.matches(argument, m.Arg(keyword=m.Name("device")))
-    ]
+    kept = [each for each in call.args if not is_named(each, "device")]
     if len(kept) == len(call.args):
         return
     context.say(source, call, "ABP103", Verdict.MODIFIED, "the tensor is made on the host")
@@ -156,10 +147,8 @@ def apply_amp(context: Context) -> None:
     """Remove autocast, and report gradient scalers, which are no longer used."""
     for source in context.project.sources:
         for node in findall(source.module, m.With()):
-            assert isinstance(node, cst.With)
             _without_autocast(context, source, node)
         for node in findall(source.module, m.Decorator()):
-            assert isinstance(node, cst.Decorator)
             if isinstance(node.decorator, cst.Call) and is_autocast_call(source, node.decorator):
                 context.say(source, node, "ABP421", Verdict.MODIFIED, _CAST)
                 context.edits(source).remove(node)

@@ -11,7 +11,7 @@ from abele.port.analysis.batches import argument
 from abele.port.analysis.kinds import Kind
 from abele.port.analysis.parts import is_call, statement_of
 from abele.port.context import Context
-from abele.port.edits import keyword, laid_out
+from abele.port.edits import is_named, keyword, laid_out
 from abele.port.finding import Verdict
 from abele.port.source import Source, findall
 
@@ -34,13 +34,7 @@ _NUMBERS = {
     "LOCAL_RANK": "popdist.getLocalInstanceIndex()",
     "WORLD_SIZE": "popdist.getNumInstances()",
 }
-_UNNEEDED = frozenset(
-    (
-        "torch.distributed.destroy_process_group",
-        "torch.cuda.set_device",
-        "torch.distributed.barrier",
-    )
-)
+_UNNEEDED = ("cuda.set_device", "distributed.barrier", "distributed.destroy_process_group")
 #: What a program that starts its processes by itself tells them, and poprun tells instances.
 _VARIABLES = frozenset(("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE"))
 _OTHERS = (
@@ -54,7 +48,6 @@ def apply(context: Context) -> None:
     """Replace ``torch.distributed`` and data parallel wrappers by popdist."""
     for source in context.project.sources:
         for call in findall(source.module, m.Call()):
-            assert isinstance(call, cst.Call)
             name = source.imported(call.func)
             if name.endswith("DataParallel") and call.args:
                 reason = "a program updates the weights of all instances and replicas together"
@@ -83,7 +76,7 @@ def _of_process(context: Context, source: Source, call: cst.Call, name: str) -> 
         edits.need("import popdist")
         edits.replace(call, _NUMBERS[name])
         context.say(source, call, "ABP802", Verdict.MODIFIED, _ANSWERS)
-    elif name in _UNNEEDED and is_call(statement):
+    elif name.removeprefix("torch.") in _UNNEEDED and is_call(statement):
         edits.remove(statement)
         context.say(source, call, "ABP802", Verdict.MODIFIED, "instances need no call at their end")
     elif name == "torch.multiprocessing.spawn":
@@ -139,7 +132,7 @@ def _sampler(context: Context, source: Source, call: cst.Call) -> None:
     if name and statement is not None:
         context.edits(source).remove(statement)
     for other in findall(source.module, m.Call(func=m.Attribute(attr=m.Name("set_epoch")))):
-        if isinstance(other, cst.Call) and is_call(statement_of(source, other)):
+        if is_call(statement_of(source, other)):
             context.edits(source).remove(statement_of(source, other))
             context.say(source, other, "ABP804", Verdict.MODIFIED, reason)
 
@@ -148,10 +141,7 @@ def _unsample(context: Context, source: Source, call: cst.Call, shuffled: bool) 
     """Replace the ``sampler`` argument of a data loader by ``shuffle``."""
 
     def change(node: cst.Call) -> cst.Call:
-        names = ("sampler", "shuffle")
-        kept = [
-            each for each in node.args if each.keyword is None or each.keyword.value not in names
-        ]
+        kept = [each for each in node.args if not is_named(each, "sampler", "shuffle")]
         return laid_out(node, [*kept, keyword("shuffle", str(shuffled))])
 
     context.edits(source).change(call, change)
@@ -160,11 +150,8 @@ def _unsample(context: Context, source: Source, call: cst.Call, shuffled: bool) 
 def _without_module(context: Context, source: Source) -> None:
     """Replace ``model.module`` by the model, which is no longer wrapped."""
     for node in findall(source.module, m.Attribute(attr=m.Name("module"))):
-        assert isinstance(node, cst.Attribute)
         if context.things.of(source, node.value, Kind.MODEL):
-            context.edits(source).change(
-                node, lambda each: each.value if isinstance(each, cst.Attribute) else each
-            )
+            context.edits(source).change(node, lambda each: getattr(each, "value", each))
 
 
 def _environment(context: Context, source: Source) -> None:

@@ -229,7 +229,8 @@ def _rows(context: Context, source: Source, call: cst.Call) -> tuple[str, str | 
         repeated = (cst.FunctionDef, cst.Lambda, cst.For, cst.While, cst.BaseComp)
         once = not any(isinstance(each, repeated) for each in source.above(call))
         return ("", call) if once else None
-    sizes = {_size_text(each) for each in loaders}
+    given = [(each.source, batches.size(each)) for each in loaders]
+    sizes = {"1" if node is None else at.code(node) for at, node in given}
     if not call.args or (len(sizes) == 1 and not any(map(batches.may_be_short, loaders))):
         return "", min(sizes)
     at, loop, _ = around[0]
@@ -254,9 +255,3 @@ def _first(context: Context, source: Source, call: cst.Call) -> str:
     every = findall(context.things.owner(source, call), read)
     keys = [source.code(cst.ensure_type(each.slice[0].slice, cst.Index).value) for each in every]
     return f"{text}[{keys[0]}]" if keys else text
-
-
-def _size_text(loader: Thing) -> str:
-    """Return the source text of a data loader's batch size."""
-    node = batches.size(loader)
-    return "1" if node is None else loader.source.code(node)

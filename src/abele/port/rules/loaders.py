@@ -9,7 +9,7 @@ from abele.port.analysis import batches
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.steps import Step
 from abele.port.context import Context
-from abele.port.edits import laid_out
+from abele.port.edits import is_named, laid_out
 from abele.port.finding import Verdict
 
 CODES = {
@@ -107,8 +107,6 @@ def _replace(context: Context, thing: Thing, call: cst.Call, training: bool) -> 
 
 def _has_no_effect(argument: cst.Arg, training: bool) -> bool:
     """Return whether ``poptorch.DataLoader`` ignores an argument."""
-    if argument.keyword is None:
-        return False
-    if argument.keyword.value == "drop_last":
+    if is_named(argument, "drop_last"):
         return training and m.matches(argument.value, m.Name("False"))
-    return argument.keyword.value in _HOST_MEMORY
+    return is_named(argument, *_HOST_MEMORY)

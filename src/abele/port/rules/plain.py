@@ -34,19 +34,18 @@ _BY_HAND = frozenset(
     (
         *("enableStochasticRounding", "setAutomaticLossScaling", "anchorTensor", "loadFromFile"),
         *("enableSyntheticData", "from_json", "configureProcessId", "inputReplicaGrouping"),
+        *("EveryN", "Sum", "halfFloatCasting", "runningStatisticsAlwaysFloat", "cycleCount"),
+        *("compileAndExport", "loadExecutable", "getPerfCounters", "getLatency", "rewrap"),
+        *("getHostIpuLatency", "getComputeLatency", "getIpuHostLatency", "getTensorNames"),
+        *("getAnchoredTensor", "per_replica_params", "copyOptimizerState", "executable_hash"),
+        *("build_record", "pipelineReport", "precisionReport", "resetTimingInfo"),
         *(
-            "EveryN",
-            "Sum",
-            "halfFloatCasting",
-            "runningStatisticsAlwaysFloat",
-            "compileAndExport",
-            "cycleCount",
+            "getDataLocation",
+            "compilationTime",
+            "isAttachedToDevice",
+            "variable_attrs",
+            "loss_scaling",
         ),
-        *("loadExecutable", "getPerfCounters", "getLatency", "getHostIpuLatency", "rewrap"),
-        *("getComputeLatency", "getIpuHostLatency", "getTensorNames", "getAnchoredTensor"),
-        *("per_replica_params", "copyOptimizerState", "executable_hash", "build_record"),
-        *("pipelineReport", "precisionReport", "resetTimingInfo", "getDataLocation"),
-        *("compilationTime", "isAttachedToDevice", "variable_attrs", "loss_scaling"),
         *("velocity_scaling", "use_combined_accum", "accum_type", "velocity_accum_type"),
         *("first_order_momentum_accum_type", "second_order_momentum_accum_type"),
         *("bias_correction", "use_tf_variant", "decoupled_weight_decay", "max_weight_norm"),
@@ -111,7 +110,7 @@ def _left(source: Source) -> Iterator[tuple[cst.CSTNode, str]]:
         )
         if unknown and not isinstance(source.parent(node), cst.Attribute):
             yield node, name
-        elif word in _BY_HAND:
+        elif word in _BY_HAND and not name.endswith("ReductionType.Sum"):
             yield node, word
 
 

@@ -14,14 +14,15 @@ from abele.port.analysis.flow import reads, writes
 from abele.port.analysis.kinds import Kind
 from abele.port.analysis.models import may_evaluate, mode_matters
 from abele.port.analysis.order import Order
-from abele.port.analysis.parts import Statement, StepError, calls_of
+from abele.port.analysis.parts import Statement, StepError, calls_of, receiver
 from abele.port.analysis.steps import Step
 from abele.port.analysis.things import Home, NoRouteError
+from abele.port.analysis.updates import NO_STEP
 from abele.port.context import Context, Wrapped
 from abele.port.edits import parsed, renamed
 from abele.port.finding import Verdict
 from abele.port.rules import places
-from abele.port.source import Source, findall
+from abele.port.source import findall
 
 CODES = {
     "ABP301": (
@@ -38,6 +39,7 @@ CODES = {
     "ABP314": "A number that changes is passed to the compiled program as a tensor of float32.",
     "ABP313": "The model may be in training or in evaluation mode where it is trained.",
     "ABP315": "One program at a time can have weights that are trained.",
+    "ABP316": "Gradients of several batches are added up in one call, which gets all batches.",
     "ABP398": "The training model cannot be reached where the step is.",
     "ABP399": "The training step cannot become one compiled program.",
     "ABP616": "An optimizer of a program updates nothing by itself.",
@@ -51,6 +53,10 @@ _ALONE = (
 _SHARED = (
     "a model of this step is in that of {name} too, and one program at a time can have weights "
     "that are trained: train both losses in one step, or call {name}.destroy() before this step"
+)
+_ONE_CALL = (
+    "one call of {name} after this loop gets all of its batches: the loop draws its random numbers "
+    "before the model draws any"
 )
 _AGAIN = (
     "the optimizer is made in each turn of a loop for a model that is made before it, and one "
@@ -80,8 +86,7 @@ def _refuse_other_updates(context: Context) -> None:
     gone = {each.update for each in context.steps}
     for source in context.project.sources:
         for call in calls_of(source.module, "step"):
-            assert isinstance(call.func, cst.Attribute)
-            things = context.things.of(source, call.func.value, Kind.OPTIMIZER)
+            things = context.things.of(source, receiver(call), Kind.OPTIMIZER)
             if not things & context.training.keys() or gone & {*source.above(call)}:
                 continue
             for step in context.steps:
@@ -167,13 +172,20 @@ def _wrap(context: Context, step: Step) -> Wrapped:
     number = str(count + 1) if count else ""
     name = prefix + context.name(source, f"training_model{number and '_'}{number}")
     cls = context.name(step.source, f"ModelWithLoss{number}")
-    options = context.options(source)
     values = [places.value(context, step.source, node, home) for node in given.values()]
     parts = ", ".join(values)
-    _define_module(context, step, source, cls, text)
+    edits = context.edits(step.source)
+    edits.define(text.replace("{name}", cls, 1))
+    if not step.source.imported_as("torch"):
+        edits.need("import torch")
+    edits.need("import poptorch")
+    if source is not step.source:
+        module = step.source.name.removesuffix(".py").replace("/", ".")
+        context.edits(source).need(f"from {module} import {cls}")
+    options, lines = _options(context, step, home)
     context.edits(source).after(
         places.after_all(context, step, home, places.needed(f"[{parts}]")),
-        f"{name} = poptorch.trainingModel(\n"
+        f"{lines}{name} = poptorch.trainingModel(\n"
         f"    {cls}({parts}), options={options}, optimizer={kept.name}\n)",
     )
     reason = f"{name} is made here: the model, its loss and this optimizer as one program"
@@ -181,6 +193,22 @@ def _wrap(context: Context, step: Step) -> Wrapped:
     model = Wrapped(name, source, kept.owner)
     context.training |= dict.fromkeys(step.gradients.optimizers, model)
     return model
+
+
+def _options(context: Context, step: Step, home: Home) -> tuple[str, str]:
+    """Return the name of a training model's options, and lines that define it; empty if none do."""
+    if step.repeated is None:
+        return context.options(home.source), ""
+    if context.distributed:
+        raise StepError(step.backward, NO_STEP)
+    (count,) = cst.ensure_type(step.repeated.iter, cst.Call).args
+    name = context.name(home.source, "training_opts")
+    parts = places.value(context, step.source, count.value, home)
+    return name, (
+        f"{name} = poptorch.Options()\n{name}.Training.gradientAccumulation({parts})\n"
+        f"{name}.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)\n"
+        f"{name}.outputMode(poptorch.OutputMode.All)\n"
+    )
 
 
 def _say_shared(context: Context, step: Step, home: Home) -> None:
@@ -200,21 +228,12 @@ def _say_shared(context: Context, step: Step, home: Home) -> None:
             return
 
 
-def _define_module(context: Context, step: Step, source: Source, cls: str, text: str) -> None:
-    """Define the module that computes the loss, and import it where it is used."""
-    edits = context.edits(step.source)
-    edits.define(text.replace("{name}", cls, 1))
-    if not step.source.imported_as("torch"):
-        edits.need("import torch")
-    edits.need("import poptorch")
-    if source is not step.source:
-        module = step.source.name.removesuffix(".py").replace("/", ".")
-        context.edits(source).need(f"from {module} import {cls}")
-
-
 def _put_call(context: Context, step: Step, name: str) -> None:
     """Replace the statements that compute the loss by one call of the training model."""
     edits = context.edits(step.source)
+    if step.repeated is not None:
+        _put_call_after(context, step, step.repeated, name)
+        return
     results = ", ".join((*step.outputs, step.loss))
     (first,) = parsed(f"{results} = {name}({step.arguments})")
     later = _later(step)
@@ -239,6 +258,49 @@ def _put_call(context: Context, step: Step, name: str) -> None:
             if statement is not step.place
             else f"one call of {name} runs forward, backward and the update",
         )
+
+
+def _put_call_after(context: Context, step: Step, loop: cst.For, name: str) -> None:
+    """Collect the batches of a loop that adds up gradients, and call the training model after it.
+
+    The call returns the losses of all batches.
+    """
+    edits, batches = context.edits(step.source), context.name(step.source, "micro_batches")
+    (empty,) = parsed(f"{batches} = []")
+    comma = "," if len(step.inputs) == 1 else ""
+    (collect,) = parsed(f"{batches}.append(({step.arguments}{comma}))")
+    later = _losses_read(step, loop)
+    moved = "".join(cst.Module([edits.applied(each)]).code for each in later) or "pass\n"
+    for statement in (*step.forward, *later):
+        if statement is not step.place:
+            edits.remove(statement)
+    edits.change(step.place, lambda node: collect.with_changes(leading_lines=node.leading_lines))
+    call = f"for {step.loss} in {name}(*map(torch.cat, zip(*{batches}))):\n"
+    edits.need("import torch")
+    edits.change(loop, lambda node: cst.FlattenSentinel([
+        empty.with_changes(leading_lines=node.leading_lines), node.with_changes(leading_lines=[])
+    ]))  # fmt: skip
+    edits.after(loop, call + textwrap.indent(moved, "    "))
+    for statement in (*step.forward, step.place, loop, *later):
+        if statement in (*step.block, loop):
+            reason = _ONE_CALL.format(name=name)
+            context.say(step.source, statement, "ABP316", Verdict.MODIFIED, reason)
+
+
+def _losses_read(step: Step, loop: cst.For) -> Sequence[Statement]:
+    """Return the statements of a loop that read its losses, directly or through others.
+
+    Raises:
+        StepError: they read something else that the loop gives a value in each turn.
+    """
+    own, later = {step.loss}, list[Statement]()
+    for each in step.block[step.block.index(step.place) + 1 :]:
+        if each is not step.backward and own & {*reads(each)}:
+            own |= {*writes(each)}
+            later.append(each)
+    if ({*writes(loop)} - own) & {name for each in later for name in reads(each)}:
+        raise StepError(step.backward, NO_STEP)
+    return later
 
 
 def _later(step: Step) -> Sequence[Statement]:
