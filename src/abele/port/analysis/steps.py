@@ -22,7 +22,14 @@ from abele.port.analysis.parts import (
     statements_in,
 )
 from abele.port.analysis.things import Things
-from abele.port.analysis.updates import CONDITION, NO_STEP, Update, is_forgotten, read_update
+from abele.port.analysis.updates import (
+    CONDITION,
+    NO_STEP,
+    Update,
+    forgets,
+    is_forgotten,
+    read_update,
+)
 from abele.port.project import Owner, Project
 from abele.port.source import Source, findall
 
@@ -107,7 +114,8 @@ class Step:
 def training_steps(project: Project, things: Things) -> Iterator[tuple[Source, Step | StepError]]:
     """Yield every training step of a program, or the reason that a step cannot be ported."""
     for source in project.sources:
-        for call in calls_of(source.module, "backward"):
+        every = calls_of(source.module, "backward")
+        for call in (each for each in every if things.function(source, each) is None):
             reader = _Reader(source, project, things, call)
             try:
                 yield source, reader.step()
@@ -121,10 +129,12 @@ class _Reader:
     def __init__(self, source: Source, project: Project, things: Things, call: cst.Call):
         self._project, self._functions = project, dict[cst.FunctionDef, None]()
         self._source, self._things, self._call = source, things, call
-        self._backward = statement_of(source, call)
-        self._block = block_of(source, self._backward)
-        self._owner = things.owner(source, call)
-        loop = source.enclosing(call, cst.For, cst.While, cst.FunctionDef)
+        self._backward = self._site = statement_of(source, call)
+        self._own = self._block = block_of(source, self._backward)
+        if not any(calls_of(each, "step") for each in self._block):
+            self._with_helpers()
+        self._owner = things.owner(source, self._site)
+        loop = source.enclosing(self._site, cst.For, cst.While, cst.FunctionDef)
         self._loop = loop if isinstance(loop, cst.For | cst.While) else None
         self._repeated: cst.For | None = None
         self._anchor, self._outer = self._backward, self._block
@@ -134,6 +144,30 @@ class _Reader:
             steps = [any(calls_of(each, "step") for each in some) for some in (inner, later)]
             if inner == list(self._block) and steps == [False, True]:
                 self._repeated, self._anchor, self._outer = loop, loop, outer
+
+    def _with_helpers(self) -> None:
+        """Read functions that the block calls, and make updates, as parts of the block."""
+        function = self._source.enclosing(self._backward, cst.FunctionDef)
+        calls = [*self._things.calls(function)] if function is not None else []
+        site = statement_of(self._source, calls[0]) if len(calls) == 1 else None
+        if site is not None and self._inlined(site):
+            self._site, self._own = site, block_of(self._source, site)
+        self._block = [inner for each in self._own for inner in self._inlined(each) or [each]]
+
+    def _inlined(self, statement: Statement) -> list[Statement]:
+        """Return the body of the function that a statement calls, if only it does; else nothing."""
+        call = findall(statement, m.Call())[0] if is_call(statement) else cst.Call(cst.Name("none"))
+        function = self._things.function(self._source, call)
+        if function is None or [*self._things.calls(function).items()] != [(call, self._source)]:
+            return []
+        given = self._things.arguments(function, call)
+        same = all(m.matches(value, m.Name(name)) for name, value in given.items())
+        updates = m.OneOf(*map(m.Name, ("backward", "step", "zero_grad")))
+        made = findall(function.body, m.Call(func=m.Attribute(attr=updates)))
+        leaves = findall(function.body, m.Return() | m.Raise() | m.Yield())
+        return (
+            list(statements_in(self._source, function.body)) if same and made and not leaves else []
+        )
 
     def step(self) -> Step:
         """Return the training step around the call of ``backward``."""
@@ -183,6 +217,9 @@ class _Reader:
         Raises:
             StepError: not all inputs are tensors of a batch, or other results are read.
         """
+        inside = [*(each for each in step.forward if each in self._block), step.place]
+        if any(each not in self._own for each in inside):
+            raise StepError(self._call, NO_STEP)
         others = (step.slow, step.carried, step.outputs, *step.keys.values())
         if self._repeated is not None and (
             any(others) or not step.inputs or varying.at(self._source, self._repeated.iter)
@@ -280,7 +317,8 @@ class _Reader:
         """
         for call in calls_of(self._repeated, "zero_grad") if self._repeated else ():
             raise StepError(call, _FORGETS)
-        if not is_forgotten(self._source, self._things, self._anchor, trained):
+        some = (forgets(self._source, self._things, each, trained) for each in self._outer)
+        if not any(some) and not is_forgotten(self._source, self._things, self._anchor, trained):
             raise StepError(self._call, _NOT_FORGOTTEN)
         first, last = map(self._outer.index, (self._anchor, gradients.statement))
         for index, statement in enumerate(self._outer):
@@ -482,10 +520,10 @@ class _Reader:
 
     def _used_after(self) -> set[str]:
         """Return the variables that the function reads after the training step's block."""
-        parent: cst.CSTNode = self._backward
+        parent: cst.CSTNode = self._site
         used: set[str] = set()
-        for each in self._source.above(self._backward):
-            if isinstance(each, cst.IndentedBlock | cst.Module) and parent is not self._backward:
+        for each in self._source.above(self._site):
+            if isinstance(each, cst.IndentedBlock | cst.Module) and parent is not self._site:
                 later = each.body[list(each.body).index(parent) + 1 :]  # type: ignore[arg-type]
                 used |= set(needs(*later))
             if isinstance(each, cst.For | cst.While) and each is not self._loop:

@@ -229,7 +229,7 @@ def is_forgotten(
     """
     for each in source.above(node):
         if isinstance(each, cst.IndentedBlock | cst.Module) and any(
-            _forgets(source, things, statement, trained) for statement in each.body
+            forgets(source, things, statement, trained) for statement in each.body
         ):
             return True
         if isinstance(each, cst.For | cst.While | cst.CompFor | cst.BaseComp):
@@ -242,11 +242,11 @@ def is_forgotten(
     return False
 
 
-def _forgets(source: Source, things: Things, statement: cst.CSTNode, trained: set[Thing]) -> bool:
+def forgets(source: Source, things: Things, statement: cst.CSTNode, trained: set[Thing]) -> bool:
     """Return whether a statement clears the gradients of a trained or unknown object."""
     inside = statement.body if isinstance(statement, cst.With) else None
     if inside is not None:
-        return any(_forgets(source, things, each, trained) for each in inside.body)
+        return any(forgets(source, things, each, trained) for each in inside.body)
     for call in calls_of(statement, "zero_grad"):
         known = things.of(source, cst.ensure_type(call.func, cst.Attribute).value)
         if isinstance(statement, cst.SimpleStatementLine) and (not known or known & trained):

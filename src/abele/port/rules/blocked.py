@@ -259,9 +259,6 @@ REASONS: tuple[Reason, ...] = (
 CODES = {
     "ABP601": "A module that is imported is not here: what it defines is not followed.",
     **{each.code: f"{each.text[0].upper()}{each.text[1:]}." for each in REASONS},
-    "ABP605": (
-        "The forward pass needs the values of tensors, or of numbers that change; a program is "
-        "compiled before there are values."
-    ),
+    "ABP605": "The forward pass needs the values of tensors, or of numbers that change.",
     "ABP609": "A random number of Python or numpy in forward is drawn once, for all calls.",
 }

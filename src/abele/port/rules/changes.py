@@ -67,7 +67,10 @@ _CONSTANT = (
 )
 _PART_OF_STATE = m.Attribute(attr=m.Name("state") | m.Name("add_param_group"))
 #: Methods that change a list or a dictionary in place.
-_IN_PLACE = m.Attribute(attr=m.Name(m.MatchRegex("update|append|extend|clear|pop|[a-z]\\w*[^_]_")))
+_IN_PLACE = m.Attribute(
+    value=m.DoesNotMatch(m.Name("self")),
+    attr=m.Name(m.MatchRegex("update|append|extend|clear|pop|[a-z]\\w*[^_]_")),
+)
 
 
 def apply(context: Context) -> None:

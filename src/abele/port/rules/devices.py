@@ -17,17 +17,10 @@ from abele.port.project import Project
 from abele.port.source import Source, findall
 
 CODES = {
-    "ABP101": (
-        "A move of a tensor or a model to a device is taken out. A program takes tensors of "
-        "the host and returns them there; the model is copied to the device with the first "
-        "call."
-    ),
+    "ABP101": "Moves to a device are taken out: a program takes and returns tensors of the host.",
     "ABP102": "A checkpoint is read to the host, from where the program takes it.",
     "ABP103": "A tensor that was made on a device is made on the host.",
-    "ABP104": (
-        "The line that chooses a device stays as it is and has no effect on programs. The "
-        "target is chosen by the environment or the options, and a run names it."
-    ),
+    "ABP104": "The choice of a device stays and has no effect on programs: the target decides.",
 }
 
 _MOVES = frozenset(("to", "cuda", "cpu", "xpu"))
@@ -126,10 +119,7 @@ def _same(node: cst.Call, call: cst.Call, kept: Sequence[cst.Arg]) -> list[cst.A
 # -- mixed precision -------------------------------------------------------------------------------
 
 AMP_CODES = {
-    "ABP421": (
-        "A program casts nothing by itself. What stood under autocast computes in float32, which "
-        "is never less precise."
-    ),
+    "ABP421": "What stood under autocast computes in float32: a program casts nothing by itself.",
     "ABP422": "A program in float32 scales no gradients; the scaler is no longer used.",
 }
 
@@ -191,10 +181,7 @@ def _opened(node: cst.With) -> Any:
 
 MODE_CODES = {
     "ABP900": "The program has a compute mode for IPUs already. It stays as it is.",
-    "ABP901": (
-        "The program chooses among compute modes, and a port would lose the others: a mode for "
-        "IPUs and its branches are added by hand."
-    ),
+    "ABP901": "The program chooses among compute modes: a mode for IPUs is added by hand.",
 }
 
 _OTHERS = frozenset(("cuda", "dpcpp", "gpu", "hpu", "mps", "rdu", "rocm", "tpu", "xla", "xpu"))

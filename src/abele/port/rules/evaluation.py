@@ -27,27 +27,12 @@ from abele.port.finding import Verdict
 from abele.port.source import Source, findall
 
 CODES = {
-    "ABP501": (
-        "An inference model is made where the model gets its name. It shares the weights of "
-        "the training model."
-    ),
-    "ABP502": (
-        "The call runs the inference model; where a last, shorter batch may come, that one is "
-        "computed by the plain model."
-    ),
-    "ABP503": (
-        "The model's own forward reads self.training, of which an inference model has a copy: it "
-        "has to be wrapped after eval()."
-    ),
+    "ABP501": "An inference model is made after the model. It shares the weights that are trained.",
+    "ABP502": "The call runs the inference model; the plain model computes a last, shorter batch.",
+    "ABP503": "forward reads self.training: the inference model has to be made after eval().",
     "ABP504": "The model may be in training mode here: the plain model runs, on the host.",
-    "ABP505": (
-        "Inputs of a call may have several shapes, and a program has one: the plain model runs, "
-        "on the host."
-    ),
-    "ABP506": (
-        "forward returns an object of a class of its own, and a program returns tensors in tuples, "
-        "lists and dictionaries: the plain model runs, on the host."
-    ),
+    "ABP505": "Inputs may have several shapes, and a program has one: the plain model runs.",
+    "ABP506": "forward returns an object of its own class, not tensors: the plain model runs.",
     "ABP509": "The inference model cannot be reached here; the plain model runs on the host.",
 }
 

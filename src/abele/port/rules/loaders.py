@@ -14,10 +14,7 @@ from abele.port.finding import Verdict
 
 CODES = {
     "ABP201": ("The loader is PopTorch's, which takes the same arguments after the options."),
-    "ABP202": (
-        "The loader of an evaluation stays, so that no row is left out: its last batch may be "
-        "shorter."
-    ),
+    "ABP202": "The loader of an evaluation stays, so that no row is left out.",
     "ABP204": "Batches cut by hand: the loop ends before a last, shorter one.",
     "ABP205": "Batches that come from elsewhere have to have one size.",
     "ABP207": (

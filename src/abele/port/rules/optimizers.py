@@ -23,17 +23,11 @@ from abele.port.source import Source, findall
 
 CODES = {
     "ABP401": "The optimizer is PopTorch's, with the same arguments.",
-    "ABP402": (
-        "The optimizer is torch's. A training model here takes it; PopTorch on an IPU does "
-        "not have it."
-    ),
+    "ABP402": "The optimizer is torch's. PopTorch on an IPU does not have it.",
     "ABP409": "The update of this optimizer cannot be compiled.",
 }
 LIMIT_CODES = {
-    "ABP431": (
-        "The norm of all gradients is limited by the optimizer, which takes the limit as an "
-        "argument."
-    ),
+    "ABP431": "The optimizer limits the norm of all gradients before each update.",
     "ABP432": "The optimizer of the compiled program cannot limit these gradients.",
 }
 SCHEDULER_CODES = {

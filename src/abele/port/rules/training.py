@@ -25,15 +25,9 @@ from abele.port.rules import places
 from abele.port.source import findall
 
 CODES = {
-    "ABP301": (
-        "The training model is made where its optimizer gets its name: model, loss, gradients "
-        "and update are one program."
-    ),
+    "ABP301": "The training model is made after its optimizer; loss and update are one program.",
     "ABP302": "The call of the training model does what zero_grad(), backward() and step() did.",
-    "ABP303": (
-        "The statements from the model to the loss are the forward pass of a new module. What "
-        "others read of them is returned beside the loss."
-    ),
+    "ABP303": "The statements from the model to the loss become the forward pass of a new module.",
     "ABP304": "A function takes a wrapped model as one more argument, and its callers pass it.",
     "ABP312": "A state is passed from batch to batch; its shape must not change.",
     "ABP314": "A number that changes is passed to the compiled program as a tensor of float32.",
@@ -108,7 +102,7 @@ def _rewrite(context: Context, step: Step) -> None:
     _say_modes(context, step)
     _say_numbers(context, step)
     model = _wrap(context, step)
-    name = context.routes.name(model, step.source, step.backward)
+    name = context.routes.name(model, step.source, step.place)
     _put_call(context, step, name)
     _take_out(context, step)
 
