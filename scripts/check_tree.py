@@ -46,7 +46,7 @@ BUDGETS = {
     "src/popdist": 31,
     "src/poptorch": 170,
     "src/sambaflow": 33,
-    "tests": 835,
+    "tests": 836,
     "tests/unit/port": 59,
     "benchmarks": 78,
 }

@@ -177,13 +177,17 @@ def _is_closed(context: Context, thing: Thing) -> bool:
 def _from_caller(context: Context, function: cst.FunctionDef, name: str, there: Any) -> str | None:
     """Return the source text that a function's only caller passes for a parameter, or None.
 
-    The argument has to be a name, a number, or a part of an object that is never assigned.
+    The argument has to be a name, a number, or a part of an object that is never assigned; a
+    default has to be a number.
     """
     calls = context.things.calls(function)
     if len(calls) != 1:
         return None
     ((call, source),) = calls.items()
+    defaults = {each.name.value: each.default for each in function.params.params if each.default}
     given = context.things.arguments(function, call).get(name)
+    if given is None and m.matches(defaults.get(name, cst.Name("None")), _NUMBER):
+        given = defaults[name]
     if given is None or context.things.owner(source, call) is not there:
         return None
     written = {
@@ -194,7 +198,8 @@ def _from_caller(context: Context, function: cst.FunctionDef, name: str, there: 
     }
     code = source.code(given)
     kept = m.matches(given, _PART) and code not in written
-    return code if kept or isinstance(given, cst.Name | cst.Integer | cst.Float) else None
+    return code if kept or m.matches(given, m.Name() | _NUMBER) else None
 
 
+_NUMBER = m.Integer() | m.Float()
 _PART = m.Attribute() | m.Subscript(slice=[m.SubscriptElement(m.Index(m.SimpleString()))])

@@ -40,3 +40,22 @@ for step in range(3):
         clip_grad_norm_(third.parameters(), no_clip)
     third_optimizer.step()
     print(loss.item())
+
+
+def update(model, optimizer, limit=0.01):
+    optimizer.zero_grad()
+    loss = model(torch.randn(8, 3)).square().mean()
+    loss.backward()
+    clip_grad_norm_(model.parameters(), limit)  # ABP431 modified
+    optimizer.step()
+    return loss.item()
+
+
+def main():
+    fourth = torch.nn.Linear(3, 1)
+    fourth_optimizer = torch.optim.SGD(fourth.parameters(), lr=0.1)
+    for step in range(3):
+        print(update(fourth, fourth_optimizer))
+
+
+main()
