@@ -20,6 +20,8 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from abele import cpython, passes, systems, variables
 from abele._torch import checks
 from abele.compilation import keys, tiers
@@ -106,8 +108,11 @@ class BuildRecord:
         self.seconds[part] = self.seconds.get(part, 0.0) + took
 
 
-def choose_target() -> tuple[Target, bool]:
+def choose_target(device: torch.device | None = None) -> tuple[Target, bool]:
     """Return the target to try first, and whether the environment forces it.
+
+    Args:
+        device: where the tensors are that programs run on; None: wherever the target wants them.
 
     Raises:
         TargetError: ``ABELE_TARGET`` names a target that cannot be used here.
@@ -121,7 +126,14 @@ def choose_target() -> tuple[Target, bool]:
                 f"{ENVIRONMENT}={name} was asked for, but {reason} "
                 f"Unset {ENVIRONMENT} to let abele choose."
             )
+        if device is not None and target.device().type != device.type:
+            raise TargetError(
+                f"{ENVIRONMENT}={name} was asked for, but the tensors are on {device}. Unset "
+                f"{ENVIRONMENT} to let abele choose."
+            )
         return target, True
+    if device is not None and device.type == "cpu":
+        return get_target("cpu"), False
     cuda = get_target("cuda")
     return (cuda if cuda.unavailable() is None else get_target("cpu")), False
 
@@ -132,6 +144,7 @@ def build(
     config: StepConfig,
     *,
     target: Target | None = None,
+    device: torch.device | None = None,
     cache: ExecutableSource | None = None,
     log_folder: str | Path | None = None,
     progress: Progress = lambda stage, fraction: None,
@@ -145,6 +158,7 @@ def build(
         programs: as captured.
         config: the configuration they were captured with.
         target: use this one instead of choosing; no fallback then.
+        device: choose a target that runs tensors of this device; None: any.
         cache: the source and store of executables between runs.
         log_folder: where a failing compiler's output goes; default a temporary folder.
         progress: called with each stage and the fraction done, as ``Observer.on_stage`` is.
@@ -167,7 +181,7 @@ def build(
     wanted = Wanted.of(start, announce, gather)
     if target is None:
         progress("choose the target", 0.05)
-        target, record.forced = choose_target()
+        target, record.forced = choose_target(device)
         wanted = wanted.insisted() if record.forced else wanted
     while True:
         try:

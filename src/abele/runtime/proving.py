@@ -537,3 +537,20 @@ def _measured(made: Executable) -> str:
     """Name the lowerings that timing has chosen, so that a run can be repeated with them."""
     names = sorted({each.name for each in made.chosen.values()})
     return f" ({' and '.join(names)}, measured)" if names else ""
+
+
+def pending_change(executable: Executable, state: DeviceState) -> Change | None:
+    """Return the switch of programs that awaits an executable's calls, or None.
+
+    Args:
+        executable: the programs that run first.
+        state: of the caller, which shares its updates with the processes of its exchange.
+    """
+    if executable.later is not None:
+        return TakeOver(executable, executable.later, state)
+    unproven = executable.proving is not None and not executable.is_proven()
+    if state.exchange is not None:  # all compare where one has to
+        mine = "unproven" if unproven else ""
+        unproven = any(state.exchange.collective.gather("unproven programs", mine))
+    proving = executable.proving
+    return FirstUse(executable, proving, state) if unproven and proving is not None else None

@@ -21,7 +21,7 @@ from abele.runtime.busy_cores import cores
 from abele.runtime.device_state import DeviceState
 from abele.runtime.micro_steps import Alone, Plan, Returned, Step, Update, sequential
 from abele.runtime.observers import CallRecord, Hooks, Observer, hooks_of
-from abele.runtime.proving import Change, FirstUse, TakeOver, first_use
+from abele.runtime.proving import Change, FirstUse, first_use, pending_change
 from abele.step import batching
 from abele.step.config import OutputMode, StepConfig
 
@@ -97,18 +97,7 @@ class Session(DeviceState):
         self.prepare()
         self.marks: list[Any] = []
         self._last: tuple[int, Sequence[Any], int, None, int] | CallRecord | None = None
-        self._change = self._first_change(executable)
-
-    def _first_change(self, executable: Executable) -> Change | None:
-        """Return the session's pending switch of programs, such as a comparison, or None."""
-        if executable.later is not None:
-            return TakeOver(executable, executable.later, self)
-        unproven = executable.proving is not None and not executable.is_proven()
-        if self.exchange is not None:  # all compare where one has to
-            mine = "unproven" if unproven else ""
-            unproven = any(self.exchange.collective.gather("unproven programs", mine))
-        proving = executable.proving
-        return FirstUse(executable, proving, self) if unproven and proving is not None else None
+        self._change = pending_change(executable, self)
 
     def _anchor_store(self, anchors: Sequence[Anchor], model: Program) -> AnchorStore | None:
         if not anchors:
