@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, cast
 
 import torch
@@ -39,18 +40,36 @@ def differentiated(
         inference: compiles the graph if no gradient is needed.
         decompositions: functions to trace instead of operators.
     """
-    from functorch.compile import min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
 
     backend = aot_autograd(
         fw_compiler=forward,
         bw_compiler=backward,
         inference_compiler=inference,
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=_partitioned,
         decompositions=dict(decompositions),
         keep_inference_input_mutations=True,
     )
     return backend(graph, list(inputs))
+
+
+def _partitioned(joint: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
+    """Divide a joint graph into forward and backward with the least memory between them.
+
+    torch's partitioner may have backward compute again what forward computed of a buffer before it
+    wrote the buffer. Gradients would then be those of the buffer's next value; this also happens
+    with torch's own compiler. Such a graph is divided without computing anything twice.
+    """
+    from functorch.compile import default_partition, min_cut_rematerialization_partition
+
+    writing = joint.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    if not writing:
+        return min_cut_rematerialization_partition(joint, inputs, **options)
+    written = {node.args[0].name for node in writing if isinstance(node.args[0], torch.fx.Node)}
+    whole = torch.fx.GraphModule(joint, deepcopy(joint.graph))
+    forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
+    read = {node.name for node in backward.graph.find_nodes(op="placeholder") if node.users}
+    return default_partition(whole, inputs, **options) if written & read else (forward, backward)
 
 
 def boxed(function: Boxed) -> Boxed:

@@ -23,14 +23,25 @@ def _dropout(
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     if p == 1:
         return x.mul(torch.zeros_like(x)), torch.zeros_like(x, dtype=torch.bool)
-    kept = torch.bernoulli(torch.empty_like(x), 1 - p)
+    kept = _drawn(torch.empty_like(x), 1 - p)
     return x * kept.div(1 - p), kept.to(torch.bool)
+
+
+def _drawn(unset: torch.Tensor, p: float) -> torch.Tensor:
+    """Draw ones with probability ``p`` in the order of a tensor's memory, as ``bernoulli_`` does.
+
+    The operator without a write draws in the order of dimensions.
+    """
+    order = sorted(range(unset.dim()), key=lambda dim: -unset.stride(dim))
+    drawn = torch.bernoulli(unset.permute(order), p)
+    return drawn.permute([order.index(dim) for dim in range(unset.dim())])
 
 
 def _dropout_backward(gradient: torch.Tensor, kept: torch.Tensor, scale: float) -> torch.Tensor:
     if scale == 0:
         return torch.zeros_like(gradient)
-    return gradient * kept.to(gradient.dtype).div(1 / scale)
+    p = float(f"{1 / scale:.15g}")  # forward divided by it
+    return gradient * kept.to(gradient.dtype).div(p if 1 / p == scale else 1 / scale)
 
 
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
