@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 EAGER, COMPILE, ABELE, JAX = WAYS = ("eager", "torch.compile", "abele", "jax")
+BACKEND = "backend=abele"  # torch.compile with abele's backend; no column of the table
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from .rows import ABELE, COMPILE, EAGER, JAX, Row
+from .rows import ABELE, BACKEND, COMPILE, EAGER, JAX, Row
 
 #: Takes a batch, by default a fixed one; returns the loss, or forward's results.
 Step = Callable[..., Any]
@@ -31,7 +32,7 @@ def load(row: Row, way: str) -> None:
     """
     if way == JAX and row.twin is None:
         raise NotWritten("not written")
-    package = {ABELE: "poptorch", JAX: "jax.numpy"}.get(way)
+    package = {ABELE: "poptorch", BACKEND: "abele.dynamo", JAX: "jax.numpy"}.get(way)
     if package is not None:
         importlib.import_module(package)
 
@@ -53,7 +54,7 @@ def prepare(row: Row, way: str, device: str = "cpu") -> Step:
         return row.mode_step(module, way, row.batch)
     assert row.model is not None
     model, batch = row.model(module), getattr(module, row.inputs)(row.batch)
-    if way in (EAGER, COMPILE):  # the others move what they are given
+    if way in (EAGER, COMPILE, BACKEND):  # the others move what they are given
         model.to(device)
     if row.optimizer is None:
         return _WAYS_OF_INFERENCE[way](model.eval(), batch)
@@ -119,6 +120,19 @@ def _device_of(model: torch.nn.Module) -> torch.device:
 def _compiled(row: Row, model: torch.nn.Module, batch: tuple) -> Step:
     # As its users do: the model is compiled, the optimizer is not.
     return _loop(torch.compile(model), optimizer_of(row, model), batch, _device_of(model))
+
+
+def _by_backend(row: Row, model: torch.nn.Module, batch: tuple) -> Step:
+    optimizer = optimizer_of(row, model)
+    return _loop(_with_backend(model), optimizer, batch, _device_of(model))
+
+
+def _with_backend(model: torch.nn.Module) -> Callable:
+    from abele.dynamo import backend  # by name, a checkout without installation would not have it
+
+    folder = os.environ.get("POPTORCH_CACHE_DIR")
+    options = None if folder is None else {"cache": folder}
+    return torch.compile(model, backend=backend, options=options)
 
 
 def _loop(
@@ -220,10 +234,11 @@ def _abele_forward(model: torch.nn.Module, batch: tuple) -> Step:
     return lambda: wrapped(*batch)
 
 
-_WAYS = {EAGER: _eager, COMPILE: _compiled, ABELE: _abele, JAX: _jax}
+_WAYS = {EAGER: _eager, COMPILE: _compiled, BACKEND: _by_backend, ABELE: _abele, JAX: _jax}
 _WAYS_OF_INFERENCE = {
     EAGER: lambda model, batch: _forward(model, batch, _device_of(model)),
     COMPILE: lambda model, batch: _forward(torch.compile(model), batch, _device_of(model)),
+    BACKEND: lambda model, batch: _forward(_with_backend(model), batch, _device_of(model)),
     ABELE: _abele_forward,
 }
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from typing import Any, cast
 
 import torch
 from torch.fx.node import map_arg
 
+from abele._torch.copies import copied_graph
 from abele.errors import CaptureError
 
 #: A compiled graph: takes its inputs as a list, which it may empty, and returns its outputs.
@@ -66,7 +66,7 @@ def _partitioned(joint: torch.fx.GraphModule, inputs: Any, **options: Any) -> An
     if not writing:
         return min_cut_rematerialization_partition(joint, inputs, **options)
     written = {node.args[0].name for node in writing if isinstance(node.args[0], torch.fx.Node)}
-    whole = torch.fx.GraphModule(joint, deepcopy(joint.graph))
+    whole = torch.fx.GraphModule(joint, copied_graph(joint.graph))
     forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
     read = {node.name for node in backward.graph.find_nodes(op="placeholder") if node.users}
     return default_partition(whole, inputs, **options) if written & read else (forward, backward)

@@ -1,0 +1,79 @@
+"""What does ``torch.compile(model, backend="abele")`` bring beside plain PyTorch and Inductor?
+
+    python benchmarks/dynamo_backend.py                       six networks of the table, two threads
+    python benchmarks/dynamo_backend.py --rows mlp,gpt --threads 1 --record
+
+Training steps with torch's optimizer outside the compiled model, each way in a process of its own,
+in turns. A first step is measured three times over: with nothing cached and waiting for compilers,
+with compiled code of before, and as users start, where first steps do not wait.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[0:1] = [str(ROOT), str(ROOT / "src")]  # not this folder, which has a cosmictagger.py
+
+import torch  # noqa: E402 - after the paths above
+from benchmarks import harness  # noqa: E402
+from benchmarks.table.measuring import Turns  # noqa: E402
+from benchmarks.table.rows import ABELE, BACKEND, COMPILE, EAGER, ROWS  # noqa: E402
+
+DEFAULT = "introduction-16,mlp,gpt,transformer,resnet18,unet"
+PEERS = (EAGER, COMPILE, BACKEND, ABELE)
+
+
+def main() -> int:
+    """Measure and print; with --record also keeps the result."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    harness.add_arguments(parser)
+    parser.set_defaults(threads=2)
+    parser.add_argument("--rows", default=DEFAULT, help=f"with commas between (default {DEFAULT})")
+    parser.add_argument("--ways", default=",".join(PEERS), help=", ".join(PEERS))
+    parser.add_argument("--window-s", type=float, default=0.4, help="seconds (default 0.4)")
+    parser.add_argument("--limit-s", type=float, default=600, help="for a first step (default 600)")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    result: dict[str, Any] = {"environment": harness.environment(), "rows": {}}
+    for name in options.rows.split(","):
+        turns = Turns(
+            ROWS[name],
+            options.ways.split(","),
+            threads=options.threads,
+            windows=options.windows,
+            window_s=options.window_s,
+            limit_s=options.limit_s,
+            cached=True,
+        )
+        row = result["rows"][name] = turns.measure()
+        print(text(row), flush=True)
+    if options.record:
+        print(f"kept as {harness.write_record('dynamo-backend', result)}")
+    return 0
+
+
+def text(row: dict[str, Any]) -> str:
+    """Format a row in one line for each way."""
+    lines = [row["title"]]
+    for way, entry in row["ways"].items():
+        if "failed" in entry:
+            lines.append(f"  {way:14s} failed: {entry['failed']}")
+            continue
+        starts = [f"{entry['first_step_s']:.2f}"]
+        starts += [f"cached {entry[key]:.2f}" for key in ["cached_first_step_s"] if key in entry]
+        users = sorted(entry.get("users_first_steps_s", []))
+        starts += [f"for users {users[len(users) // 2]:.2f}"] if users else []
+        lines.append(
+            f"  {way:14s} {entry['step_per_s']['median']:9.2f} steps/s, "
+            f"{row['ratio'].get(way, float('nan')):5.2f} x eager; first step "
+            f"{', '.join(starts)} s; peak {entry['step_peak_mib']:.0f} MiB"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
