@@ -131,7 +131,7 @@ def _with_backend(model: torch.nn.Module) -> Callable:
     from abele.dynamo import backend  # by name, a checkout without installation would not have it
 
     folder = os.environ.get("POPTORCH_CACHE_DIR")
-    options = None if folder is None else {"cache": folder}
+    options: Any = None if folder is None else {"cache": folder}
     return torch.compile(model, backend=backend, options=options)
 
 

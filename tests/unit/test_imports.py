@@ -53,8 +53,9 @@ ORDERS = {
             "arena",
             "passes",
         ),
-        *("capture", "targets", "compilation", "runtime", "pipeline", "machine_limits", "report"),
-        *("fit", "stage", "differences", "port", "doctor", "docs", "completion", "__main__"),
+        *("capture", "targets", "compilation", "runtime", "functions", "dynamo", "pipeline"),
+        *("machine_limits", "report", "fit", "stage", "differences", "arguments", "port"),
+        *("doctor", "docs", "completion", "__main__"),
     ),
     "poptorch": (
         *("enums", "_error", "_logging", "_version", "options", "autocasting", "processes"),

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -60,16 +61,16 @@ def _partitioned(joint: torch.fx.GraphModule, inputs: Any, **options: Any) -> An
     wrote the buffer. Gradients would then be those of the buffer's next value; this also happens
     with torch's own compiler. Such a graph is divided without computing anything twice.
     """
-    from functorch.compile import default_partition, min_cut_rematerialization_partition
-
+    compilers: Any = importlib.import_module("functorch.compile")
+    cut, whole_saved = compilers.min_cut_rematerialization_partition, compilers.default_partition
     writing = joint.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     if not writing:
-        return min_cut_rematerialization_partition(joint, inputs, **options)
+        return cut(joint, inputs, **options)
     written = {node.args[0].name for node in writing if isinstance(node.args[0], torch.fx.Node)}
     whole = torch.fx.GraphModule(joint, copied_graph(joint.graph))
-    forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
+    forward, backward = cut(joint, inputs, **options)
     read = {node.name for node in backward.graph.find_nodes(op="placeholder") if node.users}
-    return default_partition(whole, inputs, **options) if written & read else (forward, backward)
+    return whole_saved(whole, inputs, **options) if written & read else (forward, backward)
 
 
 def boxed(function: Boxed) -> Boxed:
@@ -129,11 +130,14 @@ def without_symbols(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[
     return examples
 
 
-def _number(value: Any) -> int | float | bool:
-    """Return the value of a symbolic number, which becomes a guard."""
-    kinds = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+def _number(value: Any) -> Any:
+    """Return the value of a symbolic number, which becomes a guard; others as they are."""
     try:
-        return kinds.get(type(value), lambda each: each)(value)
+        if isinstance(value, torch.SymInt):
+            return int(value)
+        if isinstance(value, torch.SymFloat):
+            return float(value)
+        return bool(value) if isinstance(value, torch.SymBool) else value
     except Exception as error:
         raise CaptureError(
             f"a size depends on the values of a tensor ({type(error).__name__}); programs have "
@@ -141,7 +145,7 @@ def _number(value: Any) -> int | float | bool:
         ) from error
 
 
-def _fix(node: torch.fx.Node, value: float) -> None:
+def _fix(node: torch.fx.Node, value: complex) -> None:
     """Replace a placeholder by a number in all nodes that read it."""
 
     def replaced(each: torch.fx.Node) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -105,8 +104,8 @@ def _settings(options: Mapping[str, Any]) -> Settings:
             f"torch.compile(backend='abele') was given start={start!r}. Use one of "
             f"{', '.join(Start)}."
         )
-    folder = options.get("cache")
-    cache = None if folder is None else ExecutableCache(os.fspath(folder))
+    folder: Any = options.get("cache")
+    cache = None if folder is None else ExecutableCache(folder)
     return Settings(start=Start(start), cache=cache, announce=_LOG.info)
 
 

@@ -56,9 +56,7 @@ class Split:
     sources: tuple[tuple[bool, int], ...]
 
 
-def split(
-    graph: torch.fx.GraphModule, phase: str, static: Collection[str] = frozenset()
-) -> Split:
+def split(graph: torch.fx.GraphModule, phase: str, static: Collection[str] = frozenset()) -> Split:
     """Split a graph into a program and a function of views.
 
     Args:

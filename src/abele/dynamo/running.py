@@ -36,7 +36,7 @@ _HOST = torch.device("cpu")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How the programs of a compiled function are built.
+    """Settings for building the programs of a compiled function.
 
     Attributes:
         start: how first calls run while nothing is compiled.
@@ -50,7 +50,7 @@ class Settings:
 
 
 class Graph:
-    """One graph of ahead-of-time autograd, built at its first call.
+    """A graph of ahead-of-time autograd, built at its first call.
 
     Args:
         graph: as torch gives it; it is not changed.
@@ -140,7 +140,7 @@ class _Calls(DeviceState):
     def __init__(self, executable: Executable, parts: Split):
         super().__init__(executable.programs, _HOST, _CONFIG, {}, {}, {}, {}, None)
         (program,) = executable.programs
-        self._name, self._slots = program.name, program.inputs
+        self._name, self._inputs = program.name, program.inputs
         self._now: list[torch.Tensor] = []
         self._taken, self._views, self._sources = parts.taken, parts.views, parts.sources
         self._all = parts.taken == tuple(range(len(parts.taken)))
@@ -197,5 +197,5 @@ class _Calls(DeviceState):
             change.count()
 
     def _named_inputs(self) -> dict[str, torch.Tensor]:
-        pairs = zip(self._slots, self._now, strict=True)
+        pairs = zip(self._inputs, self._now, strict=True)
         return {slot.name: tensor for slot, tensor in pairs if slot.role is Role.INPUT}

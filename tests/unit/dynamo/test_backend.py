@@ -35,12 +35,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor 
 def dynamo(monkeypatch):
     """Dynamo without what earlier tests compiled, and warnings that were not yet given."""
     monkeypatch.setenv("ABELE_TARGET", "reference")
-    torch._dynamo.reset()
+    torch.compiler.reset()
     for once in (_warn_of_mode, _warn_plain, running._warn_refused):
         once.cache_clear()
     gc.collect()
     yield
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 @pytest.mark.parametrize("kind", MODULES, ids=lambda kind: kind.__name__)
@@ -219,7 +219,7 @@ def test_an_index_out_of_range_is_an_error_of_the_call():
     module = nn.Embedding(4, 2)
     called = compiled(module)
     called(torch.tensor([3]))
-    with pytest.raises(IndexError, match="index out of range|takes the indices 0 to 3"):
+    with pytest.raises(IndexError, match=r"index out of range|takes the indices 0 to 3"):
         called(torch.tensor([4]))
     assert torch.equal(called(torch.tensor([1])), module(torch.tensor([1])))
 
@@ -248,7 +248,7 @@ def test_a_mode_of_inductor_has_no_effect_and_says_so():
 @pytest.mark.parametrize("name", ["nowhere", "cuda"])
 def test_a_target_that_cannot_run_the_graph_is_an_error(monkeypatch, name):
     monkeypatch.setenv("ABELE_TARGET", name)
-    with pytest.raises(TargetError, match=f"ABELE_TARGET={name}|{name!r}"):
+    with pytest.raises(TargetError, match=f"ABELE_TARGET='?{name}"):
         compiled(lambda x: x.sin())(torch.randn(3))
 
 
@@ -278,7 +278,7 @@ def test_the_next_process_finds_programs_in_the_cache(tmp_path, monkeypatch):
     first, later = [], []
     built = graphs_of(lambda: first.append(run()))
     assert {graph.record.cache for graph in built} == {"miss"}
-    torch._dynamo.reset()
+    torch.compiler.reset()
     built = graphs_of(lambda: later.append(run()))
     assert {graph.record.cache for graph in built} == {"hit"}
     assert torch.equal(first[0], later[0])
