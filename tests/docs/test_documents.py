@@ -46,6 +46,7 @@ def test_quickstart(tmp_path):
         "saving",
         "stages",
         "starting",
+        "torch_compile",
         "why_different",
         "why_runs_differ",
     ],

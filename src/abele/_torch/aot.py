@@ -4,15 +4,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch.fx.node import map_arg
 
 from abele._torch.copies import copied_graph
+from abele._torch.versions import optional
 from abele.errors import CaptureError
 
 #: A compiled graph: takes its inputs as a list, which it may empty, and returns its outputs.
@@ -51,7 +53,31 @@ def differentiated(
         decompositions=dict(decompositions),
         keep_inference_input_mutations=True,
     )
-    return backend(graph, list(inputs))
+    with _without_index_arithmetic():
+        return backend(graph, list(inputs))
+
+
+@optional
+@contextlib.contextmanager
+def _without_index_arithmetic() -> Generator[None]:
+    """Trace interpolation as its own operators, in a ``with`` block.
+
+    torch traces dozens of index operations instead, which round otherwise and take several times as
+    long by torch's kernels. The block is entered while no other thread traces.
+    """
+    keys = torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd
+    names = [name for name in dir(torch.ops.aten) if "upsample_" in name]
+    packets: list[Any] = [getattr(torch.ops.aten, name) for name in names]
+    operators = [getattr(packet, name) for packet in packets for name in packet.overloads()]
+    kept = [(each, {key: each.py_kernels.pop(key, None) for key in keys}) for each in operators]
+    for each in operators:
+        each._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for each, kernels in kept:
+            each.py_kernels.update({key: k for key, k in kernels.items() if k is not None})
+            each._dispatch_cache.clear()
 
 
 def _partitioned(joint: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:

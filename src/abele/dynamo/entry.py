@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from abele import _torch
 from abele._torch import aot
 from abele.compilation.build import FallbackWarning
 from abele.compilation.cache import ExecutableCache
@@ -56,7 +57,8 @@ def backend(
         )
     plain = graph.forward
     try:
-        return _compiled(graph, aot.without_symbols(graph, inputs), settings)
+        with _torch.TRACING:
+            return _compiled(graph, aot.without_symbols(graph, inputs), settings)
     except Exception as error:
         if isinstance(error, Warning) or aot.steers_dynamo(error):
             raise

@@ -23,11 +23,12 @@ from abele.compilation.executable import Announce, Executable, ExecutableSource
 from abele.compilation.start import Start
 from abele.dynamo.programs import Split, split
 from abele.errors import TargetError
-from abele.program import Program, Role
+from abele.program import Program, Role, returned_nodes
 from abele.runtime.busy_cores import cores
 from abele.runtime.device_state import DeviceState
 from abele.runtime.proving import Change, pending_change
 from abele.step.config import StepConfig
+from abele.targets.base import Run
 from abele.warn import warn_user
 
 _CONFIG = StepConfig(training=False)
@@ -144,14 +145,14 @@ class _Calls(DeviceState):
         self._now: list[torch.Tensor] = []
         self._taken, self._views, self._sources = parts.taken, parts.views, parts.sources
         self._all = parts.taken == tuple(range(len(parts.taken)))
-        self._executable = executable
-        self._run = executable.compiled[self._name].run
+        self._layouts = [node.meta["val"] for node in returned_nodes(program.graph)]
+        self._use(executable)
         self._change = pending_change(executable, self)
 
     def arguments(self, program: Program, replica: int) -> list[torch.Tensor]:
         """Return the present call's tensors, one for each slot of the program."""
         del program, replica
-        return list(self._now)
+        return [tensor.detach() for tensor in self._now]
 
     def run(self, inputs: list[Any]) -> Sequence[Any]:
         """Run one call; the list of inputs is emptied.
@@ -184,18 +185,57 @@ class _Calls(DeviceState):
         with _torch.TRACING:
             if self._change is not change:
                 return
-            self._now = [each.detach() for each in arguments]
+            self._now = arguments
             try:
                 made = change.due(self._named_inputs)
             finally:
                 self._now = []
             if made is not None:
-                self._executable, self._run = made, made.compiled[self._name].run
+                self._use(made)
             if change.over:
                 self._change = None
                 change.announce()
             change.count()
 
+    def _use(self, executable: Executable) -> None:
+        """Run an executable's program from the next call on."""
+        run, trusted = executable.compiled[self._name].run, executable.lowering(self._name).trusted
+        self._run = run if trusted else functools.partial(self._looked_at, run)
+
+    def _looked_at(self, run: Run, arguments: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Run a compiled program for the first time, and note results with other strides.
+
+        Compiled programs may lay results out in another way than torch's kernels do, such as images
+        with channels last. Callers get them as from torch.
+        """
+        results = run(arguments)
+        other = [
+            index
+            for index, (result, like) in enumerate(zip(results, self._layouts, strict=True))
+            if result.numel() and not _is_laid_out_like(result, like)
+        ]
+        self._run = functools.partial(self._laid_out, run, other) if other else run
+        return self._relaid(results, other)
+
+    def _laid_out(
+        self, run: Run, other: Sequence[int], arguments: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        return self._relaid(run(arguments), other)
+
+    def _relaid(self, results: list[torch.Tensor], other: Sequence[int]) -> list[torch.Tensor]:
+        with torch.no_grad():
+            for index in other:
+                result, stride = results[index], self._layouts[index].stride()
+                copy = torch.empty_strided(result.shape, stride, dtype=result.dtype)
+                results[index] = copy.copy_(result)
+        return results
+
     def _named_inputs(self) -> dict[str, torch.Tensor]:
         pairs = zip(self._inputs, self._now, strict=True)
-        return {slot.name: tensor for slot, tensor in pairs if slot.role is Role.INPUT}
+        return {slot.name: tensor.detach() for slot, tensor in pairs if slot.role is Role.INPUT}
+
+
+def _is_laid_out_like(tensor: torch.Tensor, like: torch.Tensor) -> bool:
+    """Return whether two tensors of a shape have the same strides, but for sizes of 1."""
+    pairs = zip(tensor.shape, tensor.stride(), like.stride(), strict=True)
+    return all(size == 1 or stride == wanted for size, stride, wanted in pairs)
