@@ -108,11 +108,8 @@ class BuildRecord:
         self.seconds[part] = self.seconds.get(part, 0.0) + took
 
 
-def choose_target(device: torch.device | None = None) -> tuple[Target, bool]:
+def choose_target() -> tuple[Target, bool]:
     """Return the target to try first, and whether the environment forces it.
-
-    Args:
-        device: where the tensors are that programs run on; None: wherever the target wants them.
 
     Raises:
         TargetError: ``ABELE_TARGET`` names a target that cannot be used here.
@@ -126,16 +123,26 @@ def choose_target(device: torch.device | None = None) -> tuple[Target, bool]:
                 f"{ENVIRONMENT}={name} was asked for, but {reason} "
                 f"Unset {ENVIRONMENT} to let abele choose."
             )
-        if device is not None and target.device().type != device.type:
-            raise TargetError(
-                f"{ENVIRONMENT}={name} was asked for, but the tensors are on {device}. Unset "
-                f"{ENVIRONMENT} to let abele choose."
-            )
         return target, True
-    if device is not None and device.type == "cpu":
-        return get_target("cpu"), False
     cuda = get_target("cuda")
     return (cuda if cuda.unavailable() is None else get_target("cpu")), False
+
+
+def choose_target_of(device: torch.device) -> tuple[Target, bool]:
+    """Return the target for tensors that are on a device, and whether the environment forces it.
+
+    Raises:
+        TargetError: ``ABELE_TARGET`` names a target that cannot be used here, or not with them.
+    """
+    if device.type == "cpu" and requested() is None:
+        return get_target("cpu"), False
+    target, forced = choose_target()
+    if target.device().type != device.type:
+        raise TargetError(
+            f"{ENVIRONMENT}={target.name} was asked for, but the tensors are on {device}. Unset "
+            f"{ENVIRONMENT} to let abele choose."
+        )
+    return target, forced
 
 
 @cpython.with_room
@@ -181,7 +188,8 @@ def build(
     wanted = Wanted.of(start, announce, gather)
     if target is None:
         progress("choose the target", 0.05)
-        target, record.forced = choose_target(device)
+        chosen = choose_target() if device is None else choose_target_of(device)
+        target, record.forced = chosen
         wanted = wanted.insisted() if record.forced else wanted
     while True:
         try:

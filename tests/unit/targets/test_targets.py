@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from abele import available, get_target
-from abele.compilation.build import choose_target
+from abele.compilation.build import choose_target, choose_target_of
 from abele.errors import CompilerError, ForeignExecutable, TargetError
 from abele.step.config import OutputMode, StepConfig
 from abele.targets import ENVIRONMENT, NAMES, Target, requested
@@ -158,3 +158,17 @@ def test_what_cannot_be_made_is_said(monkeypatch, place):
         monkeypatch.setattr(f"abele.targets.cpu.{each}", fails if each == place else lambda *_: b"")
     with pytest.raises(CompilerError, match="no compiler"):
         get_target("cpu").prepare()
+
+
+def test_the_target_of_tensors_on_the_host_is_the_processor(monkeypatch):
+    monkeypatch.delenv("ABELE_TARGET", raising=False)
+    monkeypatch.setattr(get_target("cuda"), "unavailable", lambda: None)
+    target, forced = choose_target_of(torch.device("cpu"))
+    assert (target.name, forced) == ("cpu", False)
+
+
+def test_a_target_of_another_device_than_the_tensors_is_refused(monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    assert choose_target_of(torch.device("cpu"))[1]
+    with pytest.raises(TargetError, match=r"ABELE_TARGET=reference .* the tensors are on cuda:0"):
+        choose_target_of(torch.device("cuda:0"))
