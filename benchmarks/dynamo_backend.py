@@ -11,6 +11,7 @@ with compiled code of before, and as users start, where first steps do not wait.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     result: dict[str, Any] = {"environment": harness.environment(), "rows": {}}
+    path = None
     for name in options.rows.split(","):
         turns = Turns(
             ROWS[name],
@@ -51,9 +53,17 @@ def main() -> int:
         )
         row = result["rows"][name] = turns.measure()
         print(text(row), flush=True)
-    if options.record:
-        print(f"kept as {harness.write_record('dynamo-backend', result)}")
+        if options.record:  # after each, because the next may be stopped
+            path = kept(result, path)
     return 0
+
+
+def kept(result: dict[str, Any], path: Path | None) -> Path:
+    """Write the rows measured so far; return the path of the record."""
+    if path is None:
+        return harness.write_record("dynamo-backend", result)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    return path
 
 
 def text(row: dict[str, Any]) -> str:
