@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from abele.trace.decompositions import PORTABLE_OPERATORS
+from abele.trace.decompositions import PORTABLE_OPERATORS, bernoulli_in_memory_order
 
 aten = torch.ops.aten
 
@@ -23,18 +23,8 @@ def _dropout(
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     if p == 1:
         return x.mul(torch.zeros_like(x)), torch.zeros_like(x, dtype=torch.bool)
-    kept = _drawn(torch.empty_like(x), 1 - p)
+    kept = bernoulli_in_memory_order(torch.empty_like(x), 1 - p)
     return x * kept.div(1 - p), kept.to(torch.bool)
-
-
-def _drawn(unset: torch.Tensor, p: float) -> torch.Tensor:
-    """Draw ones with probability ``p`` in the order of a tensor's memory, as ``bernoulli_`` does.
-
-    The operator without a write draws in the order of dimensions.
-    """
-    order = sorted(range(unset.dim()), key=lambda dim: -unset.stride(dim))
-    drawn = torch.bernoulli(unset.permute(order), p)
-    return drawn.permute([order.index(dim) for dim in range(unset.dim())])
 
 
 def _dropout_backward(gradient: torch.Tensor, kept: torch.Tensor, scale: float) -> torch.Tensor:

@@ -78,6 +78,25 @@ def _batch_norm(
     )
 
 
+def _bernoulli_in_place(x: torch.Tensor, p: float = 0.5, generator: Any = None) -> torch.Tensor:
+    """Draw into a tensor in the order of its memory; the operator without a write does not."""
+    if x.is_contiguous() or generator is not None:
+        return NotImplemented
+    return x.copy_(bernoulli_in_memory_order(x, p))
+
+
+def bernoulli_in_memory_order(like: torch.Tensor, p: float) -> torch.Tensor:
+    """Draw ones with probability ``p`` in the order of a tensor's memory, as ``bernoulli_`` does.
+
+    Args:
+        like: has the shape and strides of the result.
+        p: of a one.
+    """
+    order = sorted(range(like.dim()), key=lambda dim: -like.stride(dim))
+    drawn = torch.bernoulli(like.permute(order), p)
+    return drawn.permute([order.index(dim) for dim in range(like.dim())])
+
+
 def _random_from(
     x: torch.Tensor, low: int, high: int | None, generator: torch.Generator | None = None
 ) -> Any:
@@ -144,6 +163,7 @@ def _scalar(x: torch.Tensor) -> Any:
 PORTABLE_OPERATORS: dict[Any, Callable[..., Any]] = {
     aten.native_batch_norm.default: _batch_norm,
     getattr(aten.random_, "from"): _random_from,
+    aten.bernoulli_.float: _bernoulli_in_place,
     aten.binary_cross_entropy_with_logits.default: _cross_entropy_of_logits,
     aten.mkldnn_rnn_layer.default: lstm.forward_of,
     aten.mkldnn_rnn_layer_backward.default: lstm.backward_of,
