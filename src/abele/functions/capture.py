@@ -31,7 +31,7 @@ from abele.functions.arguments import Arguments
 from abele.functions.frames import PLAIN
 from abele.functions.host import Host
 from abele.functions.optimizers import Numbers, TracedSteps
-from abele.functions.randomness import without_random_numbers
+from abele.functions.randomness import without_output, without_random_numbers
 from abele.functions.state import Changed, Reached, Stored
 from abele.ops.recurrent import StepsNeeded
 from abele.program import Program, Role
@@ -68,7 +68,7 @@ class Given:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gradients:
-    """What a call does to ``grad`` of the tensors that it trains.
+    """The effects of a call on ``grad`` of the tensors that it trains.
 
     Attributes:
         kept: tensors whose gradient stays, and the index of the program's output that has it.
@@ -162,7 +162,7 @@ def capture(
 
 
 class _Capture:
-    """One attempt to capture a call."""
+    """An attempt to capture a call."""
 
     def __init__(
         self,
@@ -215,15 +215,7 @@ class _Capture:
         finally:
             journal = self._grads.restored()
         self.steps.refuse_scheduled()
-        if any(each.freezes for each in journal):
-            raise CaptureError(
-                "The function leaves requires_grad of a tensor changed. Do that outside."
-            )
-        if self._repeated and program.uses_random:
-            raise CaptureError(
-                "The function draws random numbers inside torch.utils.checkpoint, which have to be "
-                "drawn twice alike. Leave out the checkpoint or the dropout in it."
-            )
+        self._check(journal, program)
         effects = self._effects(journal, leaves)
         written = {(slot.role, slot.name) for slot in program.inputs if slot.mutated}
         trains = any(role in (Role.PARAMETER, Role.OPTIMIZER_STATE) for role, _ in written)
@@ -247,6 +239,18 @@ class _Capture:
             read=self.adopted.read,
         )
 
+    def _check(self, journal: Sequence[_Grad], program: Program) -> None:
+        """Refuse what a program cannot repeat."""
+        if any(each.freezes for each in journal):
+            raise CaptureError(
+                "The function leaves requires_grad of a tensor changed. Do that outside."
+            )
+        if self._repeated and program.uses_random:
+            raise CaptureError(
+                "The function draws random numbers inside torch.utils.checkpoint, which have to be "
+                "drawn twice alike. Leave out the checkpoint or the dropout in it."
+            )
+
     def _check_stored(self) -> None:
         """Refuse stored tensors that the next call would read."""
         used = {id(tensor) for tensor in self.adopted.tensors}
@@ -263,9 +267,10 @@ class _Capture:
     def _body(self, values: Values) -> tuple[list[torch.Tensor], tuple[Any, list[Any]]]:
         inputs = list(values.of(Role.INPUT).values())
         if self._host is not None:
-            self._host.events.clear()
-            self._host.fresh.clear()
+            self._host.start()
         result = self._called(inputs)
+        if self._host is not None:
+            self._host.check()
         events = [] if self._host is None else list(self._host.events)
         changes, self._stored = self._reached.changes()
         if changes:
@@ -342,9 +347,16 @@ class _Capture:
             for path, each in self._reached.modules.values()
             for name, module in named_modules(each)
         }
+        if torch.is_autocast_enabled("cpu"):
+            raise CaptureError(
+                "The function is called under torch.autocast, which keeps casts of weights beyond "
+                "the call. Enter torch.autocast inside the function."
+            )
+        torch.set_autocast_cache_enabled(True)  # a trace of torch's turns it off
         with (
             torch.autograd.set_multithreading_enabled(False),
             without_random_numbers() as self._repeated,
+            without_output(),
             self._observed(),
             self.steps.replaced(),
             explained(),
@@ -497,7 +509,7 @@ class _Grad:
 
 
 class _GradJournal:
-    """What a traced call does to ``grad`` and ``requires_grad`` of real tensors."""
+    """A record of changes of ``grad`` and ``requires_grad`` by a traced call."""
 
     def __init__(self):
         self._first: dict[int, _Grad] = {}

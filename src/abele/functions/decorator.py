@@ -20,10 +20,11 @@ from typing import Any, TypeVar, cast, overload
 import torch
 
 from abele.compilation.cache import ExecutableCache
+from abele.compilation.executable_file import SUFFIX
 from abele.compilation.start import Start
 from abele.errors import AbeleError, CaptureError, DataDependentError
 from abele.functions.arguments import Arguments
-from abele.functions.capture import ChangesError, capture, code_of
+from abele.functions.capture import CapturedCall, ChangesError, capture, code_of
 from abele.functions.compiled import CompiledCall
 from abele.functions.frames import Frame, Frames
 from abele.functions.guards import Guards
@@ -32,6 +33,7 @@ from abele.functions.optimizers import NotYetError
 from abele.functions.state import Reached
 from abele.kernels.build import cache_folder
 from abele.program.core import is_library
+from abele.storage.files import prune
 from abele.warn import show, warn_user
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -268,32 +270,34 @@ class Function:
         finally:
             _tracing.active = False
             reached.put_back()
+        return CompiledCall(
+            captured,
+            arguments,
+            self._guards(frames, reached, captured, host),
+            host,
+            cache=self._cache,
+            start=self._start,
+            announce=self._announce,
+        )
+
+    def _guards(
+        self, frames: Frames, reached: Reached, captured: CapturedCall, host: Host | None
+    ) -> Guards:
+        """Return the conditions under which a captured call is repeated."""
         if any(frame.reads_clock() for frame in frames):
             raise CaptureError(
                 "The function reads a clock or the environment, which a program would repeat. Read "
                 "it outside."
             )
-        modules = [module for _, module in reached.modules.values()]
-        left_out = frozenset[str]() if host is None else host.effects
         kept = [each for each in captured.stored if each.key != "training"]
-        stored = frozenset((id(each.holder), each.key) for each in kept)
-        guards = Guards(
+        return Guards(
             self.function,
             frames,
-            modules,
+            [module for _, module in reached.modules.values()],
             list(captured.tensors.values()),
             [optimizer for _, optimizer in reached.optimizers.values()],
-            left_out,
-            stored,
-        )
-        return CompiledCall(
-            captured,
-            arguments,
-            guards,
-            host,
-            cache=self._cache,
-            start=self._start,
-            announce=self._announce,
+            frozenset[str]() if host is None else host.effects,
+            frozenset((id(each.holder), each.key) for each in kept),
         )
 
     def _may_have_slots(self, host: Host | None) -> bool:
@@ -323,10 +327,17 @@ class Function:
         )
 
 
+# Bytes of the user's cache of compiled programs.
+_CACHE_BYTES = 2 * 1024**3
+
+
 def _cache_of(cache: str | os.PathLike[str] | bool) -> ExecutableCache | None:
     if cache is False:
         return None
-    folder = cache_folder() / "programs" if cache is True else cache
+    if cache is not True:
+        return ExecutableCache(cache)
+    folder = cache_folder() / "programs"
+    prune(folder.glob(f"*{SUFFIX}"), _CACHE_BYTES)
     return ExecutableCache(folder)
 
 
@@ -362,7 +373,8 @@ def compile(
         strict: raise an error where the function would run as plain PyTorch.
         keep_gradients: leave gradients in ``grad`` after an update has used them; by default they
             are never written to memory, and ``grad`` is None.
-        cache: a folder for compiled programs; True for the user's cache folder, False for none.
+        cache: a folder for compiled programs; True for one of at most 2 GiB in the user's cache
+            folder, False for none.
         start: how first calls run; see ``abele.compilation.start``.
 
     Raises:

@@ -66,7 +66,7 @@ class Frame:
         """Return whether the code names a clock of Python's, or the environment."""
         if self.code.co_filename.startswith(_PACKAGES):
             return False
-        return any(self._is_clock(value) for _, value in self.globals())
+        return any(self._is_clock(value) for _, value in self.roots())
 
     def _is_clock(self, value: Any) -> bool:
         if value is os.environ or value is os.getenv:

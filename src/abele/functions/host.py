@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from abele import _torch
-from abele.containers import is_list
+from abele.containers import is_dict, is_list
 from abele.errors import CaptureError
 from abele.functions.state import holds_tensors
 
@@ -32,6 +32,7 @@ _METHODS = frozenset({"item", "tolist", "numpy", "get_last_lr"})
 _FUNCTIONS = frozenset({"float", "int", "bool", "round", "str"})
 _RECORD = "__abele_record"
 _HELD = "__abele_held"
+_HOISTED = "__abele_value_"
 _RETURNED = "__abele_returned"
 _DRAWS = frozenset(
     ("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "bernoulli", "multinomial")
@@ -71,6 +72,26 @@ class Host:
     events: list[tuple[int, dict[str, Any]]]
     is_reached: Callable[[Any], bool] = lambda value: False
     fresh: dict[tuple[int, str], int] = dataclasses.field(default_factory=dict[Any, int])
+    _contents: list[tuple[Any, list[int]]] = dataclasses.field(default_factory=list[Any])
+
+    def start(self) -> None:
+        """Forget the events of an earlier trace."""
+        self.events.clear()
+        self.fresh.clear()
+        self._contents.clear()
+
+    def check(self) -> None:
+        """Refuse containers that the traced part changed after the host had read them.
+
+        Raises:
+            CaptureError: the order of their changes would be another one.
+        """
+        for value, before in self._contents:
+            if _parts(value) != before:
+                raise CaptureError(
+                    f"The function changes a {type(value).__name__} both with numbers of tensors "
+                    "and otherwise, by two names. Use one name."
+                )
 
     def record(self, index: int, variables: dict[str, Any]) -> None:
         """Note that a traced call comes to a statement of the host."""
@@ -79,6 +100,7 @@ class Host:
                 variables[name] = _Shared(value)
             elif type(value) in (list, dict, set):
                 self.fresh[len(self.events), name] = id(value)
+                self._contents.append((value, _parts(value)))
         if not self.late[index]:
             _check_early_values(variables)
             variables = {name: _as_now(value) for name, value in variables.items()}
@@ -120,6 +142,10 @@ class _Shared:
 
     def __init__(self, value: Any):
         self.value = value
+
+
+def _parts(value: Any) -> list[int]:
+    return list(map(id, value.values() if is_dict(value) else value))
 
 
 def _value_now(name: str, value: Any, bound: Mapping[str, Any]) -> Any:
@@ -376,9 +402,14 @@ class _Division:
             raise self._refusal(statement.lineno, "ends the call early by the value of a tensor")
         if (_effects(statement) - self._locals) & loaded:
             raise self._refusal(statement.lineno, "changes an object that is read afterwards")
-        for each in _chains(statement):
+        rest = statement
+        if isinstance(statement, _SIMPLE):  # the tensors that it reads are computed in their place
+            held = self.held_at[id(statement)]
+            rest = _Hoist(0, held).visit(copy.deepcopy(statement))
+        for each in _chains(rest):
             value = self._value(each)
-            if value is _UNKNOWN and _root(each) in self._locals - {self._self_name}:
+            is_local = _root(each) in self._locals - {self._self_name}
+            if value is _UNKNOWN and (is_local or _root(each).startswith(_HOISTED)):
                 continue  # its value is looked at when the statement is recorded
             if value is _UNKNOWN or holds_tensors(value) or self._is_of_state(each):
                 raise self._refusal(
@@ -606,7 +637,7 @@ class _Hoist(ast.NodeTransformer):
         bare = isinstance(operand, ast.Name | ast.Constant)
         if bare or inner or _loaded(operand) & self._held:
             return self.generic_visit(node)
-        name = f"__abele_{self._index}_{len(self.values)}"
+        name = f"{_HOISTED}{self._index}_{len(self.values)}"
         self.values.append((name, operand))
         value = ast.copy_location(ast.Name(name, ast.Load()), operand)
         if is_method:

@@ -1,10 +1,13 @@
-"""Refusal of functions that draw from Python's or numpy's random numbers, or set torch's seed."""
+"""Refusal of what a program would not repeat: other random numbers, prints and logs."""
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import inspect
+import logging
 import random
+import threading
 from collections.abc import Generator
 from typing import Any
 
@@ -14,6 +17,7 @@ import torch
 from abele import _torch
 from abele.errors import CaptureError
 from abele.program.core import is_library
+from abele.warn import user_line
 
 _random: Any = torch.random
 
@@ -74,3 +78,38 @@ def _stream() -> bytes:
     """Return the state of torch's generator on the host."""
     with _torch.outside_the_trace():
         return torch.get_rng_state().numpy().tobytes()
+
+
+@contextlib.contextmanager
+def without_output() -> Generator[None]:
+    """Refuse prints and logs of the user's code in a ``with`` block, which a program leaves out.
+
+    Raises:
+        CaptureError: at the print or log.
+    """
+    prints, handle = builtins.print, logging.Logger.handle
+    thread = threading.get_ident()
+
+    def refuse(file: str) -> None:
+        if threading.get_ident() == thread and not is_library(file):
+            raise CaptureError(
+                f"The function prints or logs, at {user_line()}, which a program does not repeat. "
+                "Do that in a statement of the decorated function itself, or outside."
+            )
+
+    def refused_print(*args: Any, **kwargs: Any) -> None:
+        frame = inspect.currentframe()
+        caller = None if frame is None else frame.f_back
+        refuse("" if caller is None else caller.f_code.co_filename)
+        prints(*args, **kwargs)
+
+    def refused_handle(logger: logging.Logger, record: logging.LogRecord) -> None:
+        refuse(record.pathname)
+        handle(logger, record)
+
+    changed: Any = (builtins, logging.Logger)
+    changed[0].print, changed[1].handle = refused_print, refused_handle
+    try:
+        yield
+    finally:
+        changed[0].print, changed[1].handle = prints, handle

@@ -23,7 +23,7 @@ from abele.capture import reachable
 from abele.capture.leftovers import ABSENT, Leftovers, write
 from abele.containers import is_array
 from abele.errors import CaptureError
-from abele.functions.frames import PLAIN, Frames, global_names
+from abele.functions.frames import PLAIN, Frames, global_names, is_of_library
 
 _MOST = 20_000
 
@@ -80,7 +80,7 @@ class Stored(NamedTuple):
 
 
 class Reached:
-    """What a function can reach, by access path.
+    """The objects that a function can reach, by access path.
 
     Args:
         function: the user's function.
@@ -101,6 +101,7 @@ class Reached:
         self._generators: list[tuple[str, Any, Any]] = []
         self._arrays: list[tuple[str, Any, Any]] = []
         self._iterators: list[tuple[str, Any]] = []
+        self._classes: dict[type, dict[str, Any]] = {}
         roots = [("", function), *((name, value) for _, name, value in self._globals)]
         roots += [(name, value) for frame in frames for name, value in frame.values.items()]
         roots += [("an argument", each) for each in arguments]
@@ -123,12 +124,19 @@ class Reached:
         elif isinstance(value, torch.optim.Optimizer):
             self.optimizers.setdefault(id(value), (path, value))
         self._note_generator(path, value)
+        self._note_class(value if isinstance(value, type) else type(value))
         if is_array(value) and value.size <= _MOST:
             self._arrays.append((path, value, value.copy()))
         if _is_stateful_of_torch(value):
             attributes = reachable.attributes_of(value)
             self._paths.setdefault(id(attributes), path)
             inside.append(attributes)
+
+    def _note_class(self, kind: type) -> None:
+        if kind not in self._classes and not is_of_library(kind.__module__):
+            self._classes[kind] = {
+                name: part for name, part in vars(kind).items() if isinstance(part, PLAIN)
+            }
 
     def _note_generator(self, path: str, value: Any) -> None:
         if hasattr(value, "cache_info") and hasattr(value, "cache_clear"):
@@ -186,6 +194,12 @@ class Reached:
             for path, array, before in self._arrays
             if array.tobytes() != before.tobytes()
         ]
+        found += [
+            Changed(f"{kind.__name__}.{name}", before, vars(kind).get(name))
+            for kind, values in self._classes.items()
+            for name, before in values.items()
+            if not same(before, vars(kind).get(name))
+        ]
         stored: list[Stored] = []
         for holder, key, before, after in self.leftovers.changes():
             if same(before, after):
@@ -203,6 +217,10 @@ class Reached:
         for namespace, name, before in self._globals:
             namespace[name] = before
         self.leftovers.put_back()
+        for kind, values in self._classes.items():
+            for name, before in values.items():
+                if not same(before, vars(kind).get(name)):
+                    setattr(kind, name, before)
         for _, array, before in self._arrays:
             if array.tobytes() != before.tobytes():
                 array[...] = before
