@@ -1,11 +1,12 @@
-"""What does ``torch.compile(model, backend="abele")`` bring beside plain PyTorch and Inductor?
+"""What do ``torch.compile(model, backend="abele")`` and ``abele.compile`` bring plain PyTorch?
 
     python benchmarks/dynamo_backend.py                       six networks of the table, two threads
     python benchmarks/dynamo_backend.py --rows mlp,gpt --threads 1 --record
 
-Training steps with torch's optimizer outside the compiled model, each way in a process of its own,
-in turns. A first step is measured three times over: with nothing cached and waiting for compilers,
-with compiled code of before, and as users start, where first steps do not wait.
+Training steps with torch's optimizer outside the compiled model, or in the decorated step, each way
+in a process of its own, in turns. A decorated step is compiled at its second call, which no first
+step shows. A first step is measured three times over: with nothing cached and waiting for
+compilers, with compiled code of before, and as users start, where first steps do not wait.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ sys.path[0:1] = [str(ROOT), str(ROOT / "src")]  # not this folder, which has a c
 import torch  # noqa: E402 - after the paths above
 from benchmarks import harness  # noqa: E402
 from benchmarks.table.measuring import Turns  # noqa: E402
-from benchmarks.table.rows import ABELE, BACKEND, COMPILE, EAGER, ROWS  # noqa: E402
+from benchmarks.table.rows import ABELE, BACKEND, COMPILE, DECORATOR, EAGER, ROWS  # noqa: E402
 
 DEFAULT = "introduction-16,mlp,gpt,transformer,resnet18,unet"
-PEERS = (EAGER, COMPILE, BACKEND, ABELE)
+PEERS = (EAGER, COMPILE, BACKEND, DECORATOR, ABELE)
 
 
 def main() -> int:

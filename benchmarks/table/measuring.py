@@ -19,9 +19,9 @@ from benchmarks import harness
 from tqdm import tqdm
 
 from . import ROOT
-from .rows import ABELE, BACKEND, COMPILE, EAGER, JAX, Row
+from .rows import ABELE, BACKEND, COMPILE, DECORATOR, EAGER, JAX, Row
 
-CACHED = (ABELE, BACKEND, COMPILE)  # ways that keep compiled code between processes
+CACHED = (ABELE, BACKEND, COMPILE, DECORATOR)  # ways that keep compiled code between processes
 _STARTS = 3  # as users start, whose median counts: memory that has been reclaimed can cost seconds
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 EAGER, COMPILE, ABELE, JAX = WAYS = ("eager", "torch.compile", "abele", "jax")
 BACKEND = "backend=abele"  # torch.compile with abele's backend; no column of the table
+DECORATOR = "abele.compile"  # the whole step, decorated; no column either
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ import torch
 from benchmarks import harness
 
 from . import ways
-from .rows import BACKEND, ROWS, WAYS, Row
+from .rows import BACKEND, DECORATOR, ROWS, WAYS, Row
 
 COMPARED_STEPS = 3
 SHORT_STEP_S = 0.1
@@ -30,7 +30,7 @@ def main() -> int:
     """Answer commands until standard input ends."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--row", choices=ROWS, required=True)
-    parser.add_argument("--way", choices=(*WAYS, BACKEND), required=True)
+    parser.add_argument("--way", choices=(*WAYS, BACKEND, DECORATOR), required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()

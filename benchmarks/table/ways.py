@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .rows import ABELE, BACKEND, COMPILE, EAGER, JAX, Row
+from .rows import ABELE, BACKEND, COMPILE, DECORATOR, EAGER, JAX, Row
 
 #: Takes a batch, by default a fixed one; returns the loss, or forward's results.
 Step = Callable[..., Any]
@@ -32,7 +32,8 @@ def load(row: Row, way: str) -> None:
     """
     if way == JAX and row.twin is None:
         raise NotWritten("not written")
-    package = {ABELE: "poptorch", BACKEND: "abele.dynamo", JAX: "jax.numpy"}.get(way)
+    packages = {ABELE: "poptorch", BACKEND: "abele.dynamo", DECORATOR: "abele.functions.decorator"}
+    package = (packages | {JAX: "jax.numpy"}).get(way)
     if package is not None:
         importlib.import_module(package)
 
@@ -54,7 +55,7 @@ def prepare(row: Row, way: str, device: str = "cpu") -> Step:
         return row.mode_step(module, way, row.batch)
     assert row.model is not None
     model, batch = row.model(module), getattr(module, row.inputs)(row.batch)
-    if way in (EAGER, COMPILE, BACKEND):  # the others move what they are given
+    if way in (EAGER, COMPILE, BACKEND, DECORATOR):  # the others move what they are given
         model.to(device)
     if row.optimizer is None:
         return _WAYS_OF_INFERENCE[way](model.eval(), batch)
@@ -133,6 +134,13 @@ def _with_backend(model: torch.nn.Module) -> Callable:
     folder = os.environ.get("POPTORCH_CACHE_DIR")
     options: Any = None if folder is None else {"cache": folder}
     return torch.compile(model, backend=backend, options=options)
+
+
+def _decorated(row: Row, model: torch.nn.Module, batch: tuple) -> Step:
+    from abele.functions.decorator import compile as compiled
+
+    cache = os.environ.get("POPTORCH_CACHE_DIR") or False
+    return compiled(cache=cache, strict=True)(_eager(row, model, batch))
 
 
 def _loop(
@@ -234,7 +242,14 @@ def _abele_forward(model: torch.nn.Module, batch: tuple) -> Step:
     return lambda: wrapped(*batch)
 
 
-_WAYS = {EAGER: _eager, COMPILE: _compiled, BACKEND: _by_backend, ABELE: _abele, JAX: _jax}
+_WAYS = {
+    EAGER: _eager,
+    COMPILE: _compiled,
+    BACKEND: _by_backend,
+    DECORATOR: _decorated,
+    ABELE: _abele,
+    JAX: _jax,
+}
 _WAYS_OF_INFERENCE = {
     EAGER: lambda model, batch: _forward(model, batch, _device_of(model)),
     COMPILE: lambda model, batch: _forward(torch.compile(model), batch, _device_of(model)),
