@@ -13,12 +13,18 @@ import re
 import subprocess
 import sys
 import threading
+from collections import OrderedDict
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils import checkpoint
 
 from abele import _torch
@@ -604,3 +610,58 @@ def test_a_scripted_function_is_replaced_in_one_context_alone():
             assert scripted(x).item() == 2
     assert scripted(x).item() == 2
     assert other == [2]
+
+
+class Pair(NamedTuple):
+    first: object
+    second: object
+
+
+def test_containers_become_leaves_and_a_structure():
+    value = {"a": [torch.ones(1), Pair(2, None)], "b": OrderedDict(c=torch.Size([3, 4]))}
+    leaves, structure = _torch.flatten(value)
+    assert [type(each) for each in leaves] == [torch.Tensor, int, type(None), torch.Size]
+    assert _torch.flatten(value)[1] == structure
+    assert _torch.flatten([value])[1] != structure
+    again = _torch.unflatten(leaves, structure)
+    assert again == value
+    assert type(again["a"][1]) is Pair
+    assert again["a"][0] is leaves[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "index"), [("register_hook", 0), ("register_post_accumulate_grad_hook", 1)]
+)
+def test_hooks_of_a_tensor_are_listed(name, index):
+    tensor = torch.ones(1, requires_grad=True)
+    assert _torch.hooks_of(tensor) == [[], []]
+    handle = getattr(tensor, name)(lambda _: None)
+    found = _torch.hooks_of(tensor)
+    assert found[index] == [handle.id]
+    assert found[1 - index] == []
+    handle.remove()
+    assert _torch.hooks_of(tensor) == [[], []]
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        nn.modules.module.register_module_forward_pre_hook,
+        nn.modules.module.register_module_forward_hook,
+        nn.modules.module.register_module_full_backward_pre_hook,
+        nn.modules.module.register_module_full_backward_hook,
+        register_optimizer_step_pre_hook,
+        register_optimizer_step_post_hook,
+    ],
+    ids=lambda register: register.__name__,
+)
+def test_hooks_of_all_modules_and_optimizers_are_listed(register):
+    before = _torch.global_hooks()
+    handle = register(lambda *_: None)
+    added = [
+        [each for each in now if each not in then]
+        for then, now in zip(before, _torch.global_hooks(), strict=True)
+    ]
+    handle.remove()
+    assert sorted(added) == [[], [], [], [], [], [handle.id]]
+    assert _torch.global_hooks() == before

@@ -1,0 +1,342 @@
+"""Arguments and results of compiled functions: containers, aliases, and what a caller may write."""
+
+import collections
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import nn
+
+from helpers.compiled_functions import Task, batch, compiles, stays_eager
+
+Pair = collections.namedtuple("Pair", "first second")
+
+
+def without_training(wrap, compute):
+    """A case of a function of a model's output."""
+    model = nn.Linear(5, 3)
+
+    @wrap
+    def run(x):
+        with torch.no_grad():
+            return compute(model(x), x)
+
+    return lambda i: run(batch(i)[0]), lambda: model
+
+
+@compiles(programs=1)
+def test_containers_of_results(wrap):
+    def compute(out, x):
+        ordered = collections.OrderedDict(least=out.min())
+        listed = [out.sum(), {"most": (out.max(), None, "text", 1.5)}]
+        return {"pair": Pair(out, 1), "listed": listed, "ordered": ordered}
+
+    return without_training(wrap, compute)
+
+
+@compiles(programs=1)
+def test_shapes_types_and_named_results(wrap):
+    return without_training(
+        wrap, lambda out, x: (out.shape, out.dtype, out.numel(), torch.topk(out, 2), out.max(1))
+    )
+
+
+@compiles(programs=1)
+def test_each_call_returns_containers_of_its_own(wrap):
+    model = nn.Linear(5, 3)
+
+    @wrap
+    def run(x):
+        with torch.no_grad():
+            return {"names": ["a"], "out": model(x), "range": torch.arange(3)}
+
+    def call(i):
+        found = run(batch(i)[0])
+        kept = copy.deepcopy(found)
+        found["names"].append("b")
+        found["range"].add_(1)
+        return kept
+
+    return call, lambda: model
+
+
+@compiles(programs=1)
+def test_results_of_earlier_calls_stay(wrap):
+    task, kept = Task(), []
+
+    @wrap
+    def step(x, y):
+        out = task.model(x)
+        return task.update(F.cross_entropy(out, y)).detach(), out.detach()
+
+    return lambda i: kept.append(step(*batch(i))), lambda: (task, kept)
+
+
+@compiles(programs=1)
+def test_gradients_that_the_caller_keeps_stay(wrap):
+    model, kept = nn.Linear(5, 3), []
+
+    @wrap
+    def backward(x, y):
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    def call(i):
+        model.zero_grad()
+        loss = backward(*batch(i))
+        kept.append([param.grad for param in model.parameters()])
+        return loss
+
+    return call, lambda: (model, kept)
+
+
+@compiles(programs=1)
+def test_an_argument_that_is_returned_is_the_same_object(wrap):
+    @wrap
+    def run(x):
+        return x, x * 2
+
+    def call(i):
+        x, _ = batch(i)
+        same, double = run(x)
+        same.zero_()
+        return same is x, x, double
+
+    return call, list
+
+
+@compiles(programs=1)
+def test_an_argument_is_written(wrap):
+    task = Task()
+
+    @wrap
+    def step(x, y):
+        x.mul_(0.5)
+        x[0] = 0
+        return task.update(task.loss(x, y))
+
+    def call(i):
+        x, y = batch(i)
+        return step(x, y), x
+
+    return call, lambda: task
+
+
+@compiles(programs=1)
+def test_rows_of_a_buffer_are_written(wrap):
+    buffer = torch.zeros(10, 5)
+
+    @wrap
+    def run(x):
+        x.add_(1)
+        return x.sum()
+
+    return lambda i: run(buffer[i : i + 3]), lambda: buffer
+
+
+@compiles(programs=2)
+def test_arguments_in_other_layouts(wrap):
+    @wrap
+    def run(x):
+        return (x * 2).sum(0)
+
+    def call(i):
+        wide = batch(i, rows=10)[0]
+        return run(wide.t()[:, ::2] if i % 2 else wide[:5])
+
+    return call, list
+
+
+@compiles(programs=2)
+def test_values_among_the_arguments(wrap):
+    task = Task()
+
+    @wrap
+    def step(data, *, scale=1.0):
+        return task.update(task.loss(data["x"], data["y"]) * scale)
+
+    return lambda i: step(dict(zip("xy", batch(i), strict=True)), scale=1.0 + i // 3), lambda: task
+
+
+@compiles(programs=2)
+def test_a_number_that_nothing_computes_with_needs_no_more_programs(wrap):
+    task, seen = Task(), []
+
+    @wrap
+    def step(x, y, index):
+        loss = task.update(task.loss(x, y))
+        seen.append((index, loss.item()))
+        return loss
+
+    return lambda i: step(*batch(i), i), lambda: (task, seen)
+
+
+@compiles(programs=2)
+def test_zeros_of_both_signs_as_arguments(wrap):
+    @wrap
+    def scaled(x, scale):
+        return x * scale
+
+    return lambda i: scaled(torch.ones(2), [0.0, 0.0, -0.0, 0.0, -0.0][i]), list
+
+
+@compiles(programs=2)
+def test_models_and_optimizers_as_arguments(wrap):
+    tasks = [Task(torch.optim.Adam), Task(torch.optim.Adam)]
+
+    @wrap
+    def step(task, x, y):
+        return task.update(task.loss(x, y))
+
+    return lambda i: step(tasks[i // 2 % 2], *batch(i)), lambda: tasks
+
+
+@compiles(programs=2)
+def test_a_last_batch_without_rows(wrap):
+    task = Task()
+
+    @wrap
+    def step(x, y):
+        return task.update(F.cross_entropy(task.model(x), y, reduction="sum"))
+
+    return lambda i: step(*batch(i, rows=0 if i == 3 else 4)), lambda: task
+
+
+# -- what stays plain PyTorch ----------------------------------------
+
+
+@stays_eager(match="changes a list or dictionary that it was given")
+def test_a_result_is_put_into_the_batch(wrap):
+    task = Task()
+
+    @wrap
+    def step(data):
+        loss = task.update(task.loss(data["x"], data["y"]))
+        data["loss"] = loss.detach()
+        return loss
+
+    def call(i):
+        data = dict(zip("xy", batch(i), strict=True))
+        return step(data), data
+
+    return call, lambda: task
+
+
+@stays_eager(match="returns or keeps a view of a parameter")
+def test_views_of_parameters_are_returned(wrap):
+    task, kept = Task(), []
+
+    @wrap
+    def step(x, y):
+        task.update(task.loss(x, y))
+        return task.model.state_dict()
+
+    def call(i):
+        kept.append(step(*batch(i)))
+        return dict(kept[-1])
+
+    return call, lambda: (task, kept)
+
+
+@stays_eager(match="returns or keeps a Linear with tensors that it has computed")
+def test_a_model_that_was_made_inside_is_returned(wrap):
+    @wrap
+    def make(x, y):
+        task = Task()
+        task.update(task.loss(x, y))
+        return task.model
+
+    return lambda i: make(*batch(i)), list
+
+
+@stays_eager(match="shares its memory with a tensor that the function reaches otherwise")
+def test_an_argument_is_a_parameter_from_some_call_on(wrap):
+    task = Task()
+
+    @wrap
+    def step(weight, x, y):
+        return task.update(task.loss(x, y) + weight.square().sum()) + weight.sum()
+
+    def call(i):
+        weight = task.model.weight.detach()
+        return step(weight if i > 2 else weight.clone(), *batch(i))
+
+    return call, lambda: task
+
+
+@stays_eager(match="writes to an argument that shares its memory with another one")
+def test_two_arguments_are_one_from_some_call_on(wrap):
+    @wrap
+    def run(x, z):
+        x.add_(1)
+        return (x * z).sum()
+
+    def call(i):
+        x, _ = batch(i)
+        return run(x, x if i > 2 else x.clone()), x
+
+    return call, list
+
+
+@stays_eager(match="writes to an argument whose elements do not lie together")
+def test_columns_are_written(wrap):
+    buffer = torch.zeros(5, 10)
+
+    @wrap
+    def run(x):
+        x.add_(1)
+        return x.sum()
+
+    return lambda i: run(buffer[:, i : i + 3]), lambda: buffer
+
+
+@stays_eager(match="An argument requires a gradient")
+def test_a_gradient_of_an_argument(wrap):
+    model = nn.Linear(5, 3)
+
+    @wrap
+    def backward(x, y):
+        F.cross_entropy(model(x), y).backward()
+
+    def call(i):
+        x, y = batch(i)
+        backward(x.requires_grad_(), y)
+        return x.grad
+
+    return call, lambda: model
+
+
+@stays_eager(match="has a gradient function from outside")
+def test_an_argument_of_another_graph(wrap):
+    task, before = Task(), nn.Linear(5, 5)
+
+    @wrap
+    def step(x, y):
+        return task.update(task.loss(x, y))
+
+    def call(i):
+        x, y = batch(i)
+        return step(before(x), y)
+
+    return call, lambda: (task, [param.grad for param in before.parameters()])
+
+
+@pytest.mark.xfail(reason="results that share memory are separate tensors", strict=True)
+@compiles(programs=1)
+def test_one_tensor_is_returned_twice(wrap):
+    model = nn.Linear(5, 3)
+
+    @wrap
+    def run(x):
+        with torch.no_grad():
+            out = model(x)
+        return out, out[0]
+
+    def call(i):
+        out, row = run(batch(i)[0])
+        out.zero_()
+        return row
+
+    return call, lambda: model

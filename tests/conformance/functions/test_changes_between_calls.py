@@ -1,0 +1,392 @@
+"""What changes between calls of a compiled function: values of Python, modules, optimizers."""
+
+import copy
+import os
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.utils import prune
+
+from helpers.compiled_functions import Task, batch, compiles, stays_eager
+
+SCALE = 1.0
+
+
+class Settings:
+    scale = 1.0
+
+    class Inner:
+        factor = 2.0
+
+
+def doubled(value):
+    return value * 2
+
+
+def tripled(value):
+    return value * 3
+
+
+def scaled_by(wrap, scale, change, *state):
+    """A case of a step whose loss is scaled by a value that changes before the third call."""
+    task = Task()
+
+    @wrap
+    def step(x, y):
+        return task.update(task.loss(x, y) * scale())
+
+    def call(i):
+        if i == 3:
+            change()
+        return step(*batch(i))
+
+    return call, lambda: (task, *state)
+
+
+@compiles(programs=2)
+def test_a_global(wrap):
+    global SCALE
+    SCALE = 1.0
+
+    def change():
+        global SCALE
+        SCALE = 2.0
+
+    return scaled_by(wrap, lambda: SCALE, change)
+
+
+@compiles(programs=2)
+def test_a_variable_of_an_enclosing_function(wrap):
+    scale = 1.0
+
+    def change():
+        nonlocal scale
+        scale = 2.0
+
+    return scaled_by(wrap, lambda: scale, change)
+
+
+@compiles(programs=2)
+def test_a_function_in_a_variable(wrap):
+    task, helper = Task(), doubled
+
+    @wrap
+    def step(x, y):
+        return task.update(helper(task.loss(x, y)))
+
+    def call(i):
+        nonlocal helper
+        helper = doubled if i < 3 else tripled
+        return step(*batch(i))
+
+    return call, lambda: task
+
+
+@compiles(programs=3)
+def test_another_tensor_in_a_variable(wrap):
+    task, weight = Task(), torch.ones(3)
+
+    @wrap
+    def step(x, y):
+        return task.update(F.cross_entropy(task.model(x), y, weight=weight))
+
+    def call(i):
+        nonlocal weight
+        if i == 2:
+            weight = torch.tensor([1.0, 2.0, 3.0])
+        if i == 3:
+            weight.mul_(2)  # in place: the same program
+        if i == 4:
+            weight = weight.clone()
+        return step(*batch(i))
+
+    return call, lambda: task
+
+
+@compiles(programs=3)
+def test_attributes_of_classes(wrap):
+    Settings.scale, Settings.Inner.factor = 1.0, 2.0
+    task = Task()
+
+    @wrap
+    def step(x, y):
+        return task.update(task.loss(x, y) * Settings.scale * Settings.Inner.factor)
+
+    def call(i):
+        Settings.scale = 1.0 if i < 3 else 3.0
+        Settings.Inner.factor = 2.0 if i < 4 else 5.0
+        return step(*batch(i))
+
+    return call, lambda: task
+
+
+@compiles(programs=2)
+def test_an_entry_of_a_dictionary_in_a_dictionary(wrap):
+    config = {"loss": {"scale": 1.0}}
+    change = {"scale": 2.0}
+    return scaled_by(wrap, lambda: config["loss"]["scale"], lambda: config["loss"].update(change))
+
+
+@compiles(programs=2)
+def test_an_item_of_a_long_list(wrap):
+    values = [1.0] * 1000
+    return scaled_by(wrap, lambda: values[500], lambda: values.__setitem__(500, 2.0))
+
+
+@compiles(programs=2)
+def test_an_element_of_an_array(wrap):
+    array = np.ones(3)
+    return scaled_by(wrap, lambda: float(array[1]), lambda: array.__setitem__(1, 2.0))
+
+
+@compiles(programs=2)
+def test_an_array_that_becomes_a_tensor(wrap):
+    array = np.ones((), np.float32)
+    return scaled_by(wrap, lambda: torch.from_numpy(array), lambda: array.fill(2.0))
+
+
+@compiles(programs=2)
+def test_attributes_far_below_an_object(wrap):
+    deepest = SimpleNamespace(scale=1.0)
+    top = SimpleNamespace(a=SimpleNamespace(b=SimpleNamespace(c=SimpleNamespace(d=deepest))))
+    return scaled_by(wrap, lambda: top.a.b.c.d.scale, lambda: setattr(deepest, "scale", 2.0))
+
+
+@compiles(programs=2)
+def test_an_attribute_read_by_its_name(wrap):
+    config = SimpleNamespace(scale=1.0)
+    return scaled_by(wrap, lambda: vars(config)["scale"], lambda: setattr(config, "scale", 2.0))
+
+
+@compiles(programs=2)
+def test_a_default_of_an_argument(wrap):
+    task, default = Task(), [1.0]
+
+    @wrap
+    def step(x, y, scale=default):
+        return task.update(task.loss(x, y) * scale[0])
+
+    def call(i):
+        default[0] = 1.0 if i < 3 else 2.0
+        return step(*batch(i))
+
+    return call, lambda: task
+
+
+@compiles(programs=3)
+def test_zeros_of_both_signs_and_nan(wrap):
+    config = SimpleNamespace(scale=0.0)
+
+    @wrap
+    def scaled(x):
+        return x * config.scale
+
+    def call(i):
+        config.scale = [0.0, 0.0, -0.0, 0.0, 1.0][i]
+        return scaled(torch.ones(2))
+
+    return call, list
+
+
+@stays_eager(match="reads a clock or the environment")
+def test_a_variable_of_the_environment(wrap):
+    return scaled_by(wrap, lambda: float(os.environ.get("NO_SUCH_SCALE", "1")), lambda: None)
+
+
+def trained(wrap, task, change):
+    """A case of a plain step, before whose calls something changes."""
+
+    @wrap
+    def step(x, y):
+        return task.update(task.loss(x, y))
+
+    def call(i):
+        change(i)
+        return step(*batch(i))
+
+    return call, lambda: task
+
+
+@compiles(programs=2)
+def test_training_and_evaluation(wrap):
+    task = Task(model=nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3), nn.Dropout(0.3)))
+    return trained(wrap, task, lambda i: task.model.train(i % 2 == 0))
+
+
+@compiles(programs=2)
+def test_a_number_of_a_module(wrap):
+    task = Task(model=nn.Sequential(nn.Linear(5, 3), nn.Dropout(0.3)))
+    return trained(wrap, task, lambda i: setattr(task.model[1], "p", 0.3 if i < 3 else 0.6))
+
+
+@compiles(programs=2)
+def test_a_module_is_replaced(wrap):
+    task = Task(model=nn.Sequential(nn.Linear(5, 3), nn.ReLU()))
+    return trained(wrap, task, lambda i: i == 3 and task.model.__setitem__(1, nn.Tanh()))
+
+
+@compiles(programs=2)
+def test_parameters_are_frozen_and_thawed(wrap):
+    task = Task()
+    return trained(wrap, task, lambda i: task.model.weight.requires_grad_(i in (0, 1, 3)))
+
+
+@compiles(programs=1)
+def test_parameters_are_written_in_place(wrap):
+    task, new = Task(), nn.Linear(5, 3).state_dict()
+    return trained(wrap, task, lambda i: i == 3 and task.model.load_state_dict(new))
+
+
+@compiles(programs=2)
+def test_data_of_a_parameter_are_replaced(wrap):
+    task = Task(lr=0.1, momentum=0.9)
+
+    def change(i):
+        if i == 3:
+            task.model.weight.data = task.model.weight.data * 2
+
+    return trained(wrap, task, change)
+
+
+@compiles(programs=2)
+def test_the_model_takes_another_type(wrap):
+    model = nn.Linear(5, 3)
+
+    @wrap
+    def run(x):
+        with torch.no_grad():
+            return model(x)
+
+    def call(i):
+        if i == 3:
+            model.double()
+        return run(batch(i)[0].to(model.weight.dtype))
+
+    return call, lambda: model
+
+
+@compiles(programs=2)
+def test_weights_are_pruned(wrap):
+    task = Task()
+    return trained(
+        wrap, task, lambda i: i == 3 and prune.l1_unstructured(task.model, "weight", 0.3)
+    )
+
+
+@compiles(programs=2)
+def test_a_hook_of_a_module(wrap):
+    task = Task()
+    return trained(
+        wrap, task, lambda i: i == 3 and task.model.register_forward_hook(lambda m, a, out: out * 2)
+    )
+
+
+@compiles(programs=2)
+def test_a_hook_of_a_gradient(wrap):
+    task = Task()
+    return trained(
+        wrap, task, lambda i: i == 3 and task.model.weight.register_hook(lambda grad: grad * 2)
+    )
+
+
+@compiles(programs=2)
+def test_a_hook_of_all_modules(wrap):
+    task, hooks = Task(), []
+
+    def change(i):
+        if i == 2:
+            hooks.append(register_module_forward_hook(lambda m, a, out: out * 2))
+        if i == 4:
+            hooks.pop().remove()
+
+    return trained(wrap, task, change)
+
+
+@compiles(programs=1)
+def test_the_learning_rate(wrap):
+    task = Task(torch.optim.AdamW)
+    return trained(wrap, task, lambda i: task.optimizer.param_groups[0].update(lr=1e-3 * (i + 1)))
+
+
+@compiles(programs=2)
+def test_another_number_of_the_optimizer_becomes_a_slot(wrap):
+    task = Task(torch.optim.AdamW)
+    group = task.optimizer.param_groups[0]
+    return trained(wrap, task, lambda i: group.update(betas=(0.9, 0.99 - 0.01 * i)))
+
+
+@compiles(programs=2)
+def test_a_group_is_added(wrap):
+    task, more = Task(torch.optim.Adam), nn.Linear(5, 3)
+
+    @wrap
+    def step(x, y):
+        return task.update(F.cross_entropy(task.model(x) + more(x), y))
+
+    def call(i):
+        if i == 3:
+            task.optimizer.add_param_group({"params": more.parameters(), "lr": 0.1})
+        return step(*batch(i))
+
+    return call, lambda: (task, more)
+
+
+@compiles(programs=2)
+def test_a_parameter_joins_a_group(wrap):
+    task = Task()
+    params = task.optimizer.param_groups[0]["params"]
+    last = params.pop()
+    return trained(wrap, task, lambda i: i == 3 and params.append(last))
+
+
+@compiles(programs=2)
+def test_the_state_of_the_optimizer_is_loaded(wrap):
+    task, saved = Task(torch.optim.Adam), []
+
+    def change(i):
+        if i == 2:
+            saved.append(copy.deepcopy(task.optimizer.state_dict()))
+        if i == 4:
+            task.optimizer.load_state_dict(saved[0])
+
+    return trained(wrap, task, change)
+
+
+@compiles(programs=2)
+def test_the_state_of_the_optimizer_is_cleared(wrap):
+    task = Task(torch.optim.Adam)
+    return trained(wrap, task, lambda i: i == 3 and task.optimizer.state.clear())
+
+
+@compiles(programs=2)
+def test_another_optimizer(wrap):
+    task = Task(torch.optim.Adam)
+
+    def change(i):
+        if i == 3:
+            task.optimizer = torch.optim.SGD(task.model.parameters(), lr=0.1)
+
+    return trained(wrap, task, change)
+
+
+@compiles(programs=2)
+def test_the_default_type_of_numbers(wrap):
+    model = nn.Linear(5, 3)
+
+    @wrap
+    def run(x):
+        with torch.no_grad():
+            return model(x) + torch.ones(3)
+
+    def call(i):
+        torch.set_default_dtype(torch.float64 if i % 2 else torch.float32)
+        try:
+            return run(batch(i)[0].float())
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    return call, lambda: model

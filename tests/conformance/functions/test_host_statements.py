@@ -1,0 +1,345 @@
+"""Statements that Python runs at each call of a program: numbers, lists, counters and logs."""
+
+import collections
+import io
+import logging
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import nn
+
+from helpers.compiled_functions import Task, batch, compiles, stays_eager
+
+COUNT = 0
+
+
+@compiles(programs=1)
+def test_a_counter_and_a_list_of_an_object(wrap):
+    class Trainer(Task):
+        def __init__(self):
+            super().__init__()
+            self.count, self.losses = 0, []
+
+        @wrap
+        def step(self, x, y):
+            self.count += 1
+            loss = self.update(self.loss(x, y))
+            self.losses.append(loss.item())
+            return loss.item()
+
+    trainer = Trainer()
+    return lambda i: trainer.step(*batch(i)), lambda: trainer
+
+
+@compiles(programs=1)
+def test_a_global_counter(wrap):
+    global COUNT
+    COUNT, task = 0, Task()
+
+    @wrap
+    def step(x, y):
+        global COUNT
+        loss = task.update(task.loss(x, y))
+        COUNT += 1
+        return loss
+
+    return lambda i: step(*batch(i)), lambda: (task, COUNT)
+
+
+@compiles(programs=1)
+def test_the_best_loss_so_far(wrap):
+    task, best = Task(), {"loss": 9e9, "since": 0}
+
+    @wrap
+    def step(x, y):
+        loss = task.update(task.loss(x, y))
+        value = loss.item()
+        if value < best["loss"]:
+            best["loss"], best["since"] = value, 0
+        else:
+            best["since"] += 1
+        return value, best["since"]
+
+    return lambda i: step(*batch(i)), lambda: (task, best)
+
+
+@compiles(programs=1)
+def test_lines_of_a_log(wrap):
+    task, text = Task(), io.StringIO()
+    log = logging.Logger("steps")
+    log.addHandler(logging.StreamHandler(text))
+
+    @wrap
+    def step(x, y):
+        log.info("begin")
+        loss = task.update(task.loss(x, y))
+        log.info("loss %s", loss.item())
+        print(f"{loss.item():.4f}", task.model.weight.abs().mean().item(), file=text)
+
+    return lambda i: step(*batch(i)), lambda: (task, text.getvalue())
+
+
+@compiles(programs=1)
+def test_lines_of_a_file(wrap):
+    task, text = Task(), io.StringIO()
+
+    @wrap
+    def step(x, y):
+        text.write("begin\n")
+        return task.update(task.loss(x, y))
+
+    return lambda i: step(*batch(i)), lambda: (task, text.getvalue())
+
+
+@compiles(programs=1)
+def test_numbers_as_text(wrap):
+    task = Task()
+
+    @wrap
+    def step(x, y):
+        loss = task.update(task.loss(x, y))
+        return (
+            f"{loss.item():.4f} {loss}",
+            f"{loss.detach():.3f}",
+            round(loss.item(), 3),
+            str(loss.item()),
+        )
+
+    return lambda i: step(*batch(i)), lambda: task
+
+
+@compiles(programs=1)
+def test_arrays_and_lists_of_numbers(wrap):
+    task, means = Task(), []
+
+    @wrap
+    def step(x, y):
+        out = task.model(x)
+        loss = task.update(F.cross_entropy(out, y))
+        means.append(out.detach().numpy().mean())
+        return out.detach().numpy(), loss.tolist(), np.asarray(out.detach())
+
+    return lambda i: step(*batch(i)), lambda: (task, means)
+
+
+@compiles(programs=1)
+def test_elements_of_an_array_are_counters(wrap):
+    task, counts = Task(), np.zeros(2)
+
+    @wrap
+    def step(x, y):
+        counts[0] += 1
+        loss = task.update(task.loss(x, y))
+        counts[1] += loss.item()
+        return loss
+
+    return lambda i: step(*batch(i)), lambda: (task, counts)
+
+
+@compiles(programs=1)
+def test_tensors_are_kept_in_lists_dictionaries_and_attributes(wrap):
+    task, losses, best = Task(), [], {}
+    task.last = None
+
+    @wrap
+    def step(x, y):
+        loss = task.update(task.loss(x, y))
+        losses.append(loss.detach())
+        task.last = loss.detach()
+        best.update({name: value.clone() for name, value in task.model.state_dict().items()})
+        return loss
+
+    return lambda i: step(*batch(i)), lambda: (task, losses, best)
+
+
+@compiles(programs=1)
+def test_the_last_losses_in_a_queue(wrap):
+    task, losses = Task(), collections.deque(maxlen=3)
+
+    @wrap
+    def step(x, y):
+        loss = task.update(task.loss(x, y))
+        losses.append(loss.detach())
+        return loss
+
+    return lambda i: step(*batch(i)), lambda: (task, [*losses])
+
+
+@compiles(programs=1)
+def test_a_list_that_loses_its_first_item(wrap):
+    task, losses = Task(), []
+
+    @wrap
+    def step(x, y):
+        loss = task.update(task.loss(x, y))
+        losses.append(loss.detach())
+        if len(losses) > 3:
+            losses.pop(0)
+        return loss
+
+    return lambda i: step(*batch(i)), lambda: (task, losses)
+
+
+@compiles(programs=1)
+def test_a_function_below_a_decorator(wrap):
+    model = nn.Sequential(nn.Linear(5, 3), nn.Dropout(0.3))
+
+    @wrap
+    @torch.no_grad()
+    def evaluate(x, y):
+        model.eval()
+        out = model(x)
+        return F.cross_entropy(out, y), (out.argmax(1) == y).sum().item()
+
+    return lambda i: (model.train(), evaluate(*batch(i)))[1], lambda: model
+
+
+@compiles(programs=1)
+def test_an_inner_loop_with_a_sum_of_numbers(wrap):
+    task = Task()
+
+    @wrap
+    def epoch(batches):
+        total = 0.0
+        for x, y in batches:
+            loss = task.update(task.loss(x, y))
+            total += loss.item()
+        return total / len(batches)
+
+    return lambda i: epoch([batch(i), batch(i + 9)]), lambda: task
+
+
+# -- statements that a program can not go around ----------------------------------------
+
+
+@stays_eager(match="changes an object that is read afterwards")
+def test_a_counter_that_the_loss_reads(wrap):
+    task, box = Task(), [0]
+
+    @wrap
+    def step(x, y):
+        box[0] += 1
+        return task.update(task.loss(x, y) * box[0])
+
+    return lambda i: step(*batch(i)), lambda: (task, box)
+
+
+@stays_eager(match="computes gradients with the value of a tensor")
+def test_a_number_of_the_loss_scales_it(wrap):
+    task = Task()
+
+    @wrap
+    def step(x, y):
+        task.optimizer.zero_grad()
+        loss = task.loss(x, y)
+        scale = loss.item()
+        (loss * scale).backward()
+        task.optimizer.step()
+        return scale
+
+    return lambda i: step(*batch(i)), lambda: task
+
+
+@stays_eager(match="reads the value of a tensor")
+def test_a_step_that_skips_nan(wrap):
+    task, skipped = Task(), []
+
+    @wrap
+    def step(x, y):
+        loss = task.loss(x, y)
+        if torch.isnan(loss):
+            skipped.append(1)
+            return None
+        return task.update(loss)
+
+    def call(i):
+        x, y = batch(i)
+        return step(x * (float("nan") if i == 3 else 1), y)
+
+    return call, lambda: (task, skipped)
+
+
+@stays_eager(match="reads the value of a tensor")
+def test_steps_until_the_loss_is_small(wrap):
+    task = Task()
+
+    @wrap
+    def steps(x, y):
+        for _ in range(4):
+            loss = task.update(task.loss(x, y))
+            if loss.item() < 1.0:
+                break
+        return loss
+
+    return lambda i: steps(*batch(i)), lambda: task
+
+
+@stays_eager(match="draws random numbers besides those of the program")
+def test_random_numbers_in_a_condition(wrap):
+    task, drawn = Task(model=nn.Sequential(nn.Linear(5, 3), nn.Dropout(0.5))), []
+
+    @wrap
+    def step(x, y):
+        loss = task.update(task.loss(x, y))
+        if loss.item() > 0.5:
+            drawn.append(torch.rand(()).item())
+        return task.loss(x, y).item()
+
+    return lambda i: step(*batch(i)), lambda: (task, drawn)
+
+
+@stays_eager(match="is a try, in a function with numbers of tensors")
+def test_a_return_of_a_number_in_a_try(wrap):
+    task, count = Task(), [0]
+
+    @wrap
+    def step(x, y):
+        try:
+            return task.update(task.loss(x, y)).item()
+        finally:
+            count[0] += 1
+
+    return lambda i: step(*batch(i)), lambda: (task, count)
+
+
+@stays_eager(match=r"model.n from 1 to 2.*, which a program does not repeat")
+def test_a_counter_in_forward(wrap):
+    class Counting(nn.Linear):
+        n = 0
+
+        def forward(self, x):
+            self.n += 1
+            return super().forward(x)
+
+    model = Counting(5, 3)
+    task = Task(model=model)
+
+    @wrap
+    def step(x, y):
+        return task.update(F.cross_entropy(model(x), y))
+
+    return lambda i: step(*batch(i)), lambda: (task, model.n)
+
+
+@stays_eager(match=r"from 1 to 2.*, which a program does not repeat")
+def test_a_counter_of_code_without_a_file(wrap):
+    space = {"task": Task(), "n": 0}
+    code = "def step(x, y):\n global n\n n += 1\n return task.update(task.loss(x, y))"
+    exec(code, space)
+    step = wrap(space["step"])
+    return lambda i: step(*batch(i)), lambda: (space["task"], space["n"])
+
+
+@compiles(programs=1)
+def test_norms_of_gradients_before_the_update(wrap):
+    task, norms = Task(), []
+
+    @wrap
+    def step(x, y):
+        task.optimizer.zero_grad()
+        task.loss(x, y).backward()
+        norms.append(task.model.weight.grad.norm().item())
+        task.optimizer.step()
+
+    return lambda i: step(*batch(i)), lambda: (task, norms)

@@ -1,0 +1,121 @@
+"""The user's code that runs during a call is found, with the objects that it names."""
+
+import datetime
+import os
+import time
+import types
+from time import perf_counter
+
+import pytest
+import torch
+
+from abele.functions.frames import Frames, attribute, global_names
+
+NUMBER = 3
+
+
+def frames_of(function, *arguments):
+    frames = Frames(getattr(function, "__code__", None))
+    with frames.watching():
+        function(*arguments)
+    return list(frames)
+
+
+def inner(value):
+    return value * NUMBER
+
+
+def outer(model, x):
+    return inner(model(x).scale) + model.offset
+
+
+class Model:
+    offset = 1
+
+    def __call__(self, x):
+        return types.SimpleNamespace(scale=getattr(self, "factor", 2))
+
+
+def test_functions_of_the_user_are_found_with_their_objects():
+    model = Model()
+    found = {each.code.co_name: each for each in frames_of(outer, model, torch.ones(1))}
+    assert set(found) == {"outer", "__call__", "inner"}
+    assert found["outer"].values == {"model": model}  # no tensors, no numbers
+    assert dict(found["inner"].roots()) == {"NUMBER": 3}
+    assert found["outer"].attributes == {"scale", "offset"}
+    assert "factor" in found["__call__"].attributes
+
+
+def test_code_of_libraries_is_not_the_users():
+    layer = torch.nn.Linear(1, 1)
+    assert frames_of(layer, torch.ones(1)) == []
+    assert [each.code for each in frames_of(os.path.join, "a", "b")] == [os.path.join.__code__]
+
+
+def test_code_that_an_import_runs_is_not_the_users(tmp_path, monkeypatch):
+    (tmp_path / "imported_when_needed.py").write_text("def f(): return 1\nNUMBER = f()")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def imports():
+        import imported_when_needed
+
+        return imported_when_needed.f()
+
+    assert [each.code.co_name for each in frames_of(imports)] == ["imports", "f"]
+
+
+def test_the_trace_function_is_put_back():
+    import sys
+
+    before = sys.gettrace()
+    with Frames(None).watching():
+        assert sys.gettrace() is not before
+    assert sys.gettrace() is before
+
+
+def test_globals_that_hold_data_are_named():
+    names = [name for _, name, _ in global_names(frames_of(outer, Model(), torch.ones(1)))]
+    assert names == ["NUMBER"]
+
+
+CLOCKS = {
+    "time.time": lambda: time.time(),
+    "perf_counter": lambda: perf_counter(),
+    "now": lambda: datetime.datetime.now(),
+    "environ": lambda: os.environ.get("PATH"),
+    "getenv": lambda: os.getenv("PATH"),
+}
+
+
+@pytest.mark.parametrize("read", CLOCKS.values(), ids=CLOCKS)
+def test_clocks_and_the_environment_are_seen(read):
+    (frame,) = frames_of(read)
+    assert frame.reads_clock()
+
+
+@pytest.mark.parametrize(
+    "read", [lambda: os.path.sep, lambda: datetime.timedelta(1), lambda: time.struct_time]
+)
+def test_other_names_of_the_same_modules_are_none(read):
+    (frame,) = frames_of(read)
+    assert not frame.reads_clock()
+
+
+def test_an_attribute_is_found_where_it_is_kept():
+    class Base:
+        size = 1
+
+    class Derived(Base):
+        scale = 2
+
+    made = Derived()
+    made.count = 3
+    module = types.ModuleType("module")
+    module.name = "a"
+    assert attribute(made, "count") == (vars(made), 3)
+    assert attribute(made, "scale") == (vars(Derived), 2)
+    assert attribute(made, "size") == (vars(Base), 1)
+    assert attribute(Derived, "size") == (vars(Base), 1)
+    assert attribute(module, "name") == (vars(module), "a")
+    assert attribute(made, "missing") is None
+    assert attribute(module, "missing") is None
