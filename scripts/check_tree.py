@@ -18,8 +18,8 @@ UNCLEAR = re.compile(
 # Lines of Python and C++ per folder, in hundreds. They only go down: a commit that raises one says
 # which published program, test of the original or row of a benchmark needs it.
 BUDGETS = {
-    "src": 1040,
-    "src/abele/_torch": 15,
+    "src": 1090,
+    "src/abele/_torch": 18,
     "src/abele/arena": 12,
     "src/abele/capture": 35,
     "src/abele/collectives": 13,
@@ -27,10 +27,11 @@ BUDGETS = {
     "src/abele/differences": 12,
     "src/abele/dynamo": 7,
     "src/abele/fit": 15,
+    "src/abele/functions": 36,
     "src/abele/kernels": 121,
     "src/abele/ops": 20,
     "src/abele/passes": 29,
-    "src/abele/pipeline": 11,
+    "src/abele/pipeline": 12,
     "src/abele/port": 82,
     "src/abele/program": 16,
     "src/abele/report": 49,
@@ -39,7 +40,7 @@ BUDGETS = {
     "src/abele/step": 15,
     "src/abele/storage": 12,
     "src/abele/targets": 128,
-    "src/abele/trace": 31,
+    "src/abele/trace": 33,
     "src/cosmictagger": 103,
     "src/gcipuinfo": 1,
     "src/gctools": 11,
@@ -47,9 +48,9 @@ BUDGETS = {
     "src/popdist": 31,
     "src/poptorch": 170,
     "src/sambaflow": 33,
-    "tests": 836,
+    "tests": 890,
     "tests/unit/port": 59,
-    "benchmarks": 78,
+    "benchmarks": 80,
 }
 
 

@@ -54,7 +54,7 @@ ORDERS = {
             "passes",
         ),
         *("capture", "targets", "compilation", "runtime", "functions", "dynamo", "pipeline"),
-        *("machine_limits", "report", "fit", "stage", "differences", "arguments", "port"),
+        *("machine_limits", "report", "fit", "stage", "differences", "port"),
         *("doctor", "docs", "completion", "__main__"),
     ),
     "poptorch": (
