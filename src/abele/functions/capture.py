@@ -35,6 +35,7 @@ from abele.functions.randomness import without_output, without_random_numbers
 from abele.functions.state import Changed, Reached, Stored
 from abele.ops.recurrent import StepsNeeded
 from abele.program import Program, Role
+from abele.program.core import operators_called
 from abele.trace import scopes, tracer
 from abele.trace.adopted import Adopted, SharedMemoryError
 from abele.trace.module_state import named_modules
@@ -50,6 +51,9 @@ _OF_GRADIENT = (
     *(_Tensor.requires_grad.__set__, _Tensor.requires_grad_),
 )
 _MOST_TRACES = 4
+_KINDS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+# Wrappers of modules that work in backward, below what a trace sees.
+_PARALLEL = frozenset({"DistributedDataParallel", "FullyShardedDataParallel", "DataParallel"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,6 +200,11 @@ class _Capture:
                 f"The function computes with a tensor that has a gradient function from outside, "
                 f"at {user_line()}. Compute it inside, or pass detach() of it."
             )
+        if type(tensor) not in _KINDS:
+            raise CaptureError(
+                f"The function computes with a {type(tensor).__name__}; a program keeps plain "
+                "tensors."
+            )
         self._grads.note(tensor)
         if self._grads.has_given(tensor):
             return f"gradient{len(self.adopted.named)}", Role.INPUT
@@ -244,6 +253,11 @@ class _Capture:
         if any(each.freezes for each in journal):
             raise CaptureError(
                 "The function leaves requires_grad of a tensor changed. Do that outside."
+            )
+        if any("c10d" in each.namespace for each in operators_called(program.graph)):
+            raise CaptureError(
+                "The function exchanges tensors with other processes, which a program does not. "
+                "Compile the network by torch.compile(network, backend='abele')."
             )
         if self._repeated and program.uses_random:
             raise CaptureError(
@@ -341,7 +355,7 @@ class _Capture:
 
     def _called(self, inputs: list[torch.Tensor]) -> Any:
         args, kwargs = self._arguments.rebuilt(inputs)
-        self._refuse_sparse()
+        self._refuse_modules()
         modules: dict[torch.nn.Module, str] = {
             module: f"{path}.{name}".strip(".")
             for path, each in self._reached.modules.values()
@@ -368,12 +382,19 @@ class _Capture:
         self._arguments.require_unchanged(args, kwargs)
         return result
 
-    def _refuse_sparse(self) -> None:
+    def _refuse_modules(self) -> None:
+        """Refuse modules whose gradients no program computes."""
         for _, module in self._reached.modules.values():
             for name, each in named_modules(module):
                 if getattr(each, "sparse", False) is True:
                     raise CaptureError(
                         f"{name} is an embedding with sparse=True; a program's gradients are dense."
+                    )
+                if type(each).__name__ in _PARALLEL:
+                    raise CaptureError(
+                        f"The function calls a {type(each).__name__}, which exchanges gradients "
+                        "between processes outside of a program. Inside of it, compile the network "
+                        "by torch.compile(network, backend='abele')."
                     )
 
     @contextlib.contextmanager

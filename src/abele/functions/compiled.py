@@ -83,8 +83,14 @@ class CompiledCall:
     ) -> tuple[Session, BuildRecord]:
         captured = self.captured
         config = StepConfig(training=captured.program.name == "step")
+        devices = {tensor.device for tensor in self._tensors}
         executable, record = build(
-            [captured.program], config, cache=cache, start=start, announce=announce
+            [captured.program],
+            config,
+            device=next(iter(devices), torch.device("cpu")),
+            cache=cache,
+            start=start,
+            announce=announce,
         )
         by_role: dict[Role, dict[str, torch.Tensor]] = {role: {} for role in Role}
         for (role, name), value in captured.state.items():

@@ -22,7 +22,7 @@ import torch
 from abele.compilation.cache import ExecutableCache
 from abele.compilation.executable_file import SUFFIX
 from abele.compilation.start import Start
-from abele.errors import AbeleError, CaptureError, DataDependentError
+from abele.errors import AbeleError, CaptureError, DataDependentError, TargetError
 from abele.functions.arguments import Arguments
 from abele.functions.capture import CapturedCall, ChangesError, capture, code_of
 from abele.functions.compiled import CompiledCall
@@ -184,6 +184,8 @@ class Function:
         self._promote(args, kwargs)
         try:
             compiled = self._compiled(args, kwargs)
+        except TargetError:  # one that was asked for
+            raise
         except Exception as error:  # noqa: BLE001 - the call itself may raise the same
             self._failures += 1
             passing = isinstance(error, NotYetError) or not isinstance(error, AbeleError)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
+import abele
 from helpers.compiled_functions import Task, batch, compiles, stays_eager
 
 Pair = collections.namedtuple("Pair", "first second")
@@ -340,3 +341,36 @@ def test_one_tensor_is_returned_twice(wrap):
         return row
 
     return call, lambda: model
+
+
+class DistributedDataParallel(nn.Sequential):
+    """Stands for torch's class of that name, which needs a process group."""
+
+
+def test_a_model_that_exchanges_gradients_is_not_compiled(monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    task = Task(model=DistributedDataParallel(nn.Linear(5, 3)))
+
+    @abele.compile(strict=True, cache=False)
+    def step(x, y):
+        return task.update(task.loss(x, y))
+
+    step(*batch(0))
+    before = [param.detach().clone() for param in task.model.parameters()]
+    with pytest.raises(abele.AbeleError, match="DistributedDataParallel, which exchanges"):
+        step(*batch(1))
+    assert all(map(torch.equal, before, task.model.parameters()))
+
+
+def test_a_target_that_was_asked_for_and_is_absent_is_an_error(monkeypatch):
+    @abele.compile(cache=False)
+    def double(x):
+        return 2 * x
+
+    x = torch.ones(3)
+    double(x)
+    monkeypatch.setenv("ABELE_TARGET", "no such target")
+    with pytest.raises(abele.AbeleError, match="no such target"):
+        double(x)
+    monkeypatch.delenv("ABELE_TARGET")
+    assert torch.equal(double(x), 2 * x)
