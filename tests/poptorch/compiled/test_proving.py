@@ -92,7 +92,7 @@ def elsewhere(monkeypatch):
     with monkeypatch.context() as other:
         other.setattr(processor, "name", lambda: "another processor")
         inject(other, FAULT)
-        other.setattr("abele.runtime.proving.agreeing", lambda trial, oracle, made, _: made)
+        other.setattr("abele.runtime.proving.agreeing", lambda trial, oracle, made, *others: made)
         other.setattr("abele.runtime.proving.kept", lambda chosen, proving: chosen)
         yield
 

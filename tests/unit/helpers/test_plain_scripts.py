@@ -11,6 +11,7 @@ SCRIPTS = sorted((Path(__file__).parents[2] / "helpers" / "plain_scripts").glob(
 _LOSS = re.compile(r"loss\D{1,10}(\d+\.\d+)", re.IGNORECASE)  # no nan, no inf
 
 
+@pytest.mark.long  # the compiled scripts are compared with them by default
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_a_script_prints_the_loss_of_each_step(script):
     done = run_program(script, "--steps", 4)
