@@ -15,9 +15,9 @@ import abele
 from abele.functions.decorator import EagerWarning, Function
 from helpers.random_functions import CALLS, source
 
-COUNT = int(os.environ.get("ABELE_FUZZ", "12"))
+COUNT = int(os.environ.get("ABELE_FUZZ", "6"))
 ONE = os.environ.get("ABELE_FUZZ_SEED")
-PIECE = 12
+PIECE = 6
 PIECES = [[int(ONE)]] if ONE else [range(i, i + PIECE) for i in range(0, COUNT, PIECE)]
 
 

@@ -20,7 +20,7 @@ STEPS = {
     "trainer": "training_step",
     "unet": "train_batch",
 }
-LONG = {"diffusion", "nano_gpt", "trainer", "unet"}
+LONG = {"diffusion", "lightning_style", "nano_gpt", "packed_lstm", "trainer", "unet"}
 PLAIN = {"packed_lstm": "reads the value of a tensor while the program is being captured"}
 
 

@@ -267,8 +267,13 @@ def test_a_target_that_cannot_run_the_graph_is_an_error(monkeypatch, name):
 # -- compiled programs -----------------------------------------------------------------------------
 
 
+COMPILED = [
+    pytest.param(each, marks=() if each in MODULES[:2] else pytest.mark.long) for each in MODULES
+]
+
+
 @pytest.mark.compiler
-@pytest.mark.parametrize("kind", MODULES, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", COMPILED, ids=lambda kind: kind.__name__)
 def test_compiled_steps_are_within_tolerance(kind, monkeypatch):
     monkeypatch.setenv("ABELE_TARGET", "cpu")
     plain, other = made(kind), made(kind)
