@@ -79,14 +79,14 @@ class Gradients:
         emptied: tensors whose ``grad`` is None after the call.
         absent: tensors whose ``grad`` has to be None before the call.
         given: tensors whose gradients are inputs of the program, behind its arguments.
-        dropped: tensors whose gradient the update has used up; a part of ``emptied``.
+        dropped: how many gradients an update has used up, which are not written to memory.
     """
 
     kept: Mapping[torch.Tensor, int]
     emptied: Sequence[torch.Tensor]
     absent: Sequence[torch.Tensor]
     given: Sequence[torch.Tensor]
-    dropped: Sequence[torch.Tensor]
+    dropped: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,6 @@ class CapturedCall:
         tensors: the user's tensors behind the slots of state, by slot.
         state: the same memory as the slots have it.
         numbers: of the optimizers that step.
-        hyper: names of the slots that hold such numbers.
         schedulers: those whose steps end the call, in order.
         gradients: effects on ``grad``.
         stored: tensors that the call keeps in Python objects.
@@ -189,6 +188,7 @@ class _Capture:
         self._grads = _GradJournal()
         self._backward = False
         self._repeated: Sequence[str] = ()
+        self._caches_casts = torch.is_autocast_cache_enabled()  # a trace of torch's turns it off
         self._outputs: list[tuple[torch.Tensor, Output]] = []
         self._kept: list[torch.Tensor] = []  # tensors whose gradient stays
 
@@ -231,13 +231,18 @@ class _Capture:
         self._arguments.check_memory(self.adopted.tensors, written)
         self._check_stored()
         name = "step" if trains or self._backward else "forward"
-        keys = [(item.role, item.name) for item in self.adopted.named]
+        items = zip(self.adopted.named, self.adopted.tensors, strict=True)
+        slots = {
+            (item.role, item.name): (tensor, item.value)
+            for item, tensor in items
+            if item.role not in (Role.HYPER, Role.INPUT)
+        }
         return CapturedCall(
             program=program.replace(name=name),
             structure=structure,
             leaves=leaves[: len(leaves) - len(effects.kept)],
-            tensors=dict(zip(keys, self.adopted.tensors, strict=True)),
-            state={key: item.value for key, item in zip(keys, self.adopted.named, strict=True)},
+            tensors={key: tensor for key, (tensor, _) in slots.items()},
+            state={key: laid for key, (_, laid) in slots.items()},
             numbers=[
                 *self.steps.stepped.values(),
                 *self.steps.others(each for _, each in self._reached.optimizers.values()),
@@ -366,8 +371,8 @@ class _Capture:
                 "The function is called under torch.autocast, which keeps casts of weights beyond "
                 "the call. Enter torch.autocast inside the function."
             )
-        torch.set_autocast_cache_enabled(True)  # a trace of torch's turns it off
         with (
+            _autocast_cache(enabled=self._caches_casts),
             torch.autograd.set_multithreading_enabled(False),
             without_random_numbers() as self._repeated,
             without_output(),
@@ -458,7 +463,7 @@ class _Capture:
             emptied=[*dropped, *emptied],
             absent=[e.tensor for e in journal if e.before is None and e.requires and not e.emptied],
             given=given,
-            dropped=dropped,
+            dropped=len(dropped),
         )
 
 
@@ -474,6 +479,17 @@ def _params_of(owner: Any) -> list[torch.Tensor]:
     if isinstance(owner, torch.nn.Module):
         return list(owner.parameters())
     return [param for group in owner.param_groups for param in group["params"]]
+
+
+@contextlib.contextmanager
+def _autocast_cache(*, enabled: bool) -> Generator[None]:
+    """Let autocast cast each weight once in a ``with`` block, or not."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(enabled)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 class ChangesError(CaptureError):
@@ -534,15 +550,17 @@ class _GradJournal:
 
     def __init__(self):
         self._first: dict[int, _Grad] = {}
+        self._given = set[int]()  # gradients that the call finds, by their ``id``
 
     def note(self, tensor: torch.Tensor) -> None:
         """Note a tensor before a traced call changes its gradient."""
         if tensor.is_leaf and id(tensor) not in self._first:
             self._first[id(tensor)] = _Grad(tensor, tensor.grad, tensor.requires_grad)
+            self._given.add(id(tensor.grad))
 
     def has_given(self, gradient: torch.Tensor) -> bool:
         """Return whether a tensor is a gradient that a call finds."""
-        return any(each.before is gradient for each in self._first.values())
+        return id(gradient) in self._given
 
     def made(self) -> list[torch.Tensor]:
         """Return the tensors with a gradient that the trace has made."""

@@ -12,6 +12,7 @@ from abele import _torch
 from abele.compilation.build import BuildRecord, build
 from abele.compilation.executable import Announce, ExecutableSource
 from abele.compilation.start import Start
+from abele.errors import CaptureError
 from abele.functions.arguments import Arguments, Unread, layout, order
 from abele.functions.capture import CapturedCall, Given, Output
 from abele.functions.guards import Guards
@@ -61,8 +62,7 @@ class CompiledCall:
         self.captured, self._arguments, self.guards = captured, arguments, guards
         self._host = host
         self._modes = modes()
-        others = (Role.HYPER, Role.INPUT)
-        self._tensors = [t for (role, _), t in captured.tensors.items() if role not in others]
+        self._tensors = list(captured.tensors.values())
         self._memory = list(map(_data_ptr, self._tensors))
         self._trained = list(map(_requires_grad, self._tensors))
         gradients = captured.gradients
@@ -83,11 +83,15 @@ class CompiledCall:
     ) -> tuple[Session, BuildRecord]:
         captured = self.captured
         config = StepConfig(training=captured.program.name == "step")
-        devices = {tensor.device for tensor in self._tensors}
+        used = [*self._tensors, *(item.value for item in self._arguments.named)]
+        devices = {tensor.device for tensor in used} or {torch.device("cpu")}
+        if len(devices) > 1:
+            listed = " and ".join(sorted(map(str, devices)))
+            raise CaptureError(f"The function uses tensors on {listed}; a program has one device.")
         executable, record = build(
             [captured.program],
             config,
-            device=next(iter(devices), torch.device("cpu")),
+            device=devices.pop(),
             cache=cache,
             start=start,
             announce=announce,

@@ -26,8 +26,6 @@ from abele.errors import CaptureError
 from abele.functions.frames import PLAIN, Frames, global_names, is_of_library
 
 _MOST = 20_000
-
-
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 
 
@@ -105,6 +103,9 @@ class Reached:
         roots = [("", function), *((name, value) for _, name, value in self._globals)]
         roots += [(name, value) for frame in frames for name, value in frame.values.items()]
         roots += [("an argument", each) for each in arguments]
+        for _, value in (each for frame in frames for each in frame.globals()):
+            if isinstance(value, type):
+                self._note_class(value)
         inside: list[Any] = []
         for path, value in roots:
             for name, each in reachable.walk(value, path, self._enters):

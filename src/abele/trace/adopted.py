@@ -115,10 +115,14 @@ class Adopted:
         return fake
 
     def value_of(self, node: torch.fx.Node) -> torch.Tensor | None:
-        """Return the value of a small slot, which the program then depends on; else None."""
+        """Return the value of a small slot, which the program then depends on; else None.
+
+        That of an input is another one at each call.
+        """
         for slot in self._slots.values():
-            if slot.node is node and slot.laid.numel() <= _MOST_READ:
-                return self.read.setdefault(slot.laid, slot.laid.clone())
+            if slot.node is node and slot.role is not Role.INPUT:
+                small = slot.laid.numel() <= _MOST_READ
+                return self.read.setdefault(slot.laid, slot.laid.clone()) if small else None
         return None
 
     def has(self, tensor: torch.Tensor) -> bool:
@@ -146,16 +150,17 @@ class Adopted:
         self.named.append(Named(name, role, laid))
         self.fakes.append(fake)
         self.tensors.append(value)
-        return _Memory(fake, laid, node)
+        return _Memory(fake, laid, node, role)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Memory:
-    """A slot: its tensor without data, the real one as the slot has it, and its node."""
+    """A slot: its tensor without data, the real one as the slot has it, its node and role."""
 
     fake: torch.Tensor
     laid: torch.Tensor
     node: torch.fx.Node
+    role: Role
 
 
 @dataclasses.dataclass(frozen=True)

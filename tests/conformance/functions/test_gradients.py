@@ -1,0 +1,89 @@
+"""Gradients between calls of compiled functions, and what Python does in backward."""
+
+import gc
+import weakref
+
+import torch
+from torch import nn
+
+import abele
+from helpers.compiled_functions import Task, batch, stays_eager
+
+
+@stays_eager(match="reads the value of a tensor")
+def test_an_update_that_depends_on_the_size_of_a_gradient(wrap):
+    task = Task()
+
+    @wrap
+    def update():
+        if task.model.bias.grad.abs().sum() > 0.5:
+            nn.utils.clip_grad_norm_(task.model.parameters(), 0.01)
+        task.optimizer.step()
+        task.optimizer.zero_grad()
+
+    def call(i):
+        (task.loss(*batch(i)) * (0.01 if i % 2 else 10)).backward()
+        update()
+
+    return call, lambda: task
+
+
+class Counted(torch.autograd.Function):
+    """Doubles, and counts its gradients."""
+
+    calls = 0
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        Counted.calls += 1
+        return gradient * 2
+
+
+@stays_eager(match="Counted.calls from")
+def test_a_counter_of_a_class_in_backward(wrap):
+    task = Task()
+    Counted.calls = 0
+
+    @wrap
+    def step(x, y):
+        return task.update(nn.functional.cross_entropy(Counted.apply(task.model(x)), y))
+
+    return lambda i: step(*batch(i)), lambda: (task, Counted.calls)
+
+
+def test_gradients_of_before_are_released(monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    task = Task()
+
+    @abele.compile(cache=False, strict=True)
+    def add_gradients(x, y):
+        task.loss(x, y).backward()
+
+    for i in range(3):
+        add_gradients(*batch(i))
+    gradient = weakref.ref(task.model.weight.grad)
+    task.model.zero_grad()
+    gc.collect()
+    assert gradient() is None
+    assert add_gradients.programs
+
+
+def test_a_step_says_once_that_gradients_do_not_stay(monkeypatch, capsys):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    task = Task()
+
+    @abele.compile(cache=False, strict=True)
+    def step(x, y):
+        return task.update(task.loss(x, y))
+
+    for i, rows in enumerate((4, 4, 3, 4)):
+        step(*batch(i, rows))
+    assert len(step.programs) == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if "keep_gradients" in line]
+    assert len(said) == 1
+    assert said[0].startswith("abele: step: gradients that the update uses are not written")
+    assert all(param.grad is None for param in task.model.parameters())
