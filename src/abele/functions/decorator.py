@@ -105,7 +105,7 @@ class Function:
         self.programs: list[CompiledCall] = []
         self.eager: str | None = None
         self._keep, self._cache, self._start = keep_gradients, _cache_of(cache), start
-        self._calls, self._failures = 0, 0
+        self._calls, self._failures, self._said = 0, 0, False
         self._frames = Frames(code_of(function))
         self._promoted: dict[int, frozenset[str]] = {}
         self._lock = threading.RLock()
@@ -172,7 +172,7 @@ class Function:
     def _other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function with arguments that no program serves."""
         self._calls += 1
-        if self._calls == 1 and not torch.is_inference_mode_enabled():
+        if self._calls == 1:
             with self._frames.watching():
                 return self.function(*args, **kwargs)
         if len(self.programs) >= MOST_PROGRAMS:
@@ -181,7 +181,7 @@ class Function:
                 CaptureError(f"It needs more than {MOST_PROGRAMS} programs; in this call {reason}.")
             )
             return self.function(*args, **kwargs)
-        self._promote(args, kwargs)
+        self._promote()
         try:
             compiled = self._compiled(args, kwargs)
         except TargetError:  # one that was asked for
@@ -198,10 +198,16 @@ class Function:
             compiled.close()
             self._give_up(CaptureError(f"What a call depends on changes while it runs: {reason}."))
             return self.function(*args, **kwargs)
+        if compiled.captured.gradients.dropped and not self._said:
+            self._said = True
+            self._announce(
+                "gradients that the update uses are not written to memory: grad is None after a "
+                "call (keep_gradients=True keeps them)"
+            )
         self.programs.insert(0, compiled)
         return compiled.run(inputs)
 
-    def _promote(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _promote(self) -> None:
         """Make numbers of optimizers slots once they have changed."""
         for program in self.programs:
             for key, names in program.changed_numbers().items():
