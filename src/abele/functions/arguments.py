@@ -60,24 +60,23 @@ class Arguments:
         self.given: Sequence[Any] = leaves
         self._leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self._tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        taken = {*self._tensors, *self._unread}
+        self._compared = [index for index in range(len(leaves)) if index not in taken]
         tensors = [leaves[index] for index in self._tensors]
         for tensor in tensors:
             _check(tensor)
         self._layouts = [layout(tensor) for tensor in tensors]
         self._orders = [order(tensor) for tensor in tensors]
+        self._is_contiguous = all(tensor.is_contiguous() for tensor in tensors)
         self._plain = not kwargs and len(self._tensors) == len(leaves) == len(args)
         self._examples = tensors
         values = self.inputs(tensors)
-        self.named = [
-            Named(f"input{i}", Role.INPUT, value, tensors[i].requires_grad)
-            for i, value in enumerate(values)
-        ]
+        self.named = [Named(f"input{i}", Role.INPUT, value) for i, value in enumerate(values)]
 
     @property
     def others(self) -> list[Any]:
         """The leaves of the arguments that are no tensors."""
-        taken = {*self._tensors}
-        return [leaf for i, leaf in enumerate(self._leaves) if i not in taken]
+        return [self._leaves[index] for index in {*self._compared, *self._unread}]
 
     def rebuilt(self, inputs: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return arguments with other tensors, in the layouts of the call's own."""
@@ -122,7 +121,7 @@ class Arguments:
             self.present = args
         else:
             leaves, structure = _torch.flatten((args, dict(kwargs)))
-            if structure != self._structure or not self._same_values(leaves):
+            if structure != self._structure or self._different(leaves):
                 return None
             self.present = leaves
             tensors = [leaves[index] for index in self._tensors]
@@ -133,20 +132,8 @@ class Arguments:
             return list(tensors)
         return self.inputs(tensors)
 
-    @property
-    def _is_contiguous(self) -> bool:
-        return all(item[3] for item in self._layouts)
-
-    def _same_values(self, leaves: Sequence[Any]) -> bool:
-        return not self._different(leaves)
-
     def _different(self, leaves: Sequence[Any]) -> list[int]:
-        taken = {*self._tensors, *self._unread}
-        return [
-            index
-            for index, (before, now) in enumerate(zip(self._leaves, leaves, strict=True))
-            if index not in taken and not same(before, now)
-        ]
+        return [index for index in self._compared if not same(self._leaves[index], leaves[index])]
 
     def changed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[int]:
         """Return which plain values differ in another call with the same structure, by index."""

@@ -107,7 +107,9 @@ class Guards:
         self._cells: list[tuple[str, types.CellType]] = []
         self._containers: list[tuple[str, Any, Any]] = []
         self._modules: dict[int, torch.nn.Module] = {}
-        self._seen: set[tuple[int, str]] = set()
+        self._paired: set[tuple[int, str]] = set()  # entries of objects that are compared
+        self._followed: set[tuple[int, str]] = set()  # and those whose attributes are
+        self._contained: set[int] = set()  # containers whose items are
         for module in modules:
             self._add_module(module)
         for name, cell in cells_of(function, frames):
@@ -200,11 +202,11 @@ class Guards:
 
     def _add_pair(self, space: Any, name: str, value: Any, owner: str) -> None:
         key = (id(space), name)
-        if key in self._seen or name in self._left_out or is_code_of_library(value):
+        if key in self._paired or name in self._left_out or is_code_of_library(value):
             return
         if key in self._stored or id(space) in self._changing:
             return
-        self._seen.add(key)
+        self._paired.add(key)
         self._pairs.append((space, name))
         self._owners.append(owner)
 
@@ -227,17 +229,16 @@ class Guards:
             space, part = found
             if not is_module or space is not reachable.attributes_of(value):
                 self._add_pair(space, name, part, f"{path}.{name}")
-            if (id(space), f"={name}") not in self._seen:
-                self._seen.add((id(space), f"={name}"))
+            if (id(space), name) not in self._followed:
+                self._followed.add((id(space), name))
                 self._follow(f"{path}.{name}", part, names, depth - 1)
 
     def _add_container(self, path: str, value: Any, names: frozenset[str], depth: int) -> None:
         if path.rpartition(".")[2] in self._left_out:
             return
-        key = (id(value), "")
-        if key in self._seen:
+        if id(value) in self._contained:
             return
-        self._seen.add(key)
+        self._contained.add(id(value))
         size = value.size if is_array(value) else len(value)
         if size > _MOST_ITEMS:
             raise CaptureError(

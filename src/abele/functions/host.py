@@ -58,7 +58,6 @@ class Host:
         statements: functions of the host's statements; each returns the variables that it sets.
         late: which statements run at their own place, because nothing traced follows them.
         effects: names of attributes and variables whose objects the statements change.
-        arguments: names of the function's arguments.
         is_reached: returns whether an object exists outside of a call.
         fresh: by event and variable, the ``id`` of a container that the traced call has made.
         events: statements that the latest call of ``remaining`` met, with the variables they read.
@@ -68,7 +67,6 @@ class Host:
     statements: Sequence[Callable[..., dict[str, Any]]]
     late: Sequence[bool]
     effects: _Names
-    arguments: Collection[str]
     events: list[tuple[int, dict[str, Any]]]
     is_reached: Callable[[Any], bool] = lambda value: False
     fresh: dict[tuple[int, str], int] = dataclasses.field(default_factory=dict[Any, int])
@@ -129,7 +127,9 @@ class Host:
             for name, value in variables.items():
                 key = self.fresh.get((place, name))
                 value = value if key is None else made.setdefault(key, value)
-                now[name] = _value_now(name, value, bound)
+                held = isinstance(value, Held)
+                value = bound.get(name) if held else value
+                now[name] = value.value if isinstance(value, _Shared) else value
             after = self.statements[index](**now)
             if _RETURNED in after:
                 return after[_RETURNED]
@@ -146,12 +146,6 @@ class _Shared:
 
 def _parts(value: Any) -> list[int]:
     return list(map(id, value.values() if is_dict(value) else value))
-
-
-def _value_now(name: str, value: Any, bound: Mapping[str, Any]) -> Any:
-    if isinstance(value, Held):
-        return bound.get(name)
-    return value.value if isinstance(value, _Shared) else value
 
 
 class Held:
@@ -483,7 +477,7 @@ class _Division:
         read = frozenset[str]().union(
             *(_attributes(each) for each in _statements(self._tree.body, self.hosts))
         )
-        host = Host(lambda: None, [], late, effects - read, self._arguments, [])
+        host = Host(lambda: None, [], late, effects - read, [])
         functions = self._compiled([traced, *writer.functions], host.record)
         if isinstance(function, types.MethodType):
             host.remaining = types.MethodType(functions[0], function.__self__)
