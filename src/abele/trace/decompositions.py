@@ -78,6 +78,29 @@ def _batch_norm(
     )
 
 
+def _product(first: torch.Tensor, second: torch.Tensor, *others: Any, **settings: Any) -> Any:
+    """Refuse factors of different types as the kernels do; tensors without data do not notice."""
+    if first.dtype != second.dtype:
+        names = " and ".join(_NAMES.get(each.dtype, str(each.dtype)) for each in (first, second))
+        raise RuntimeError(f"mat1 and mat2 must have the same dtype, but got {names}")
+    return NotImplemented
+
+
+def _sum_of_product(added: torch.Tensor, first: torch.Tensor, *others: Any, **settings: Any) -> Any:
+    return _product(first, *others)
+
+
+# Torch's names of types in messages.
+_NAMES = {
+    torch.float32: "Float",
+    torch.float64: "Double",
+    torch.float16: "Half",
+    torch.bfloat16: "BFloat16",
+    torch.int64: "Long",
+    torch.int32: "Int",
+}
+
+
 def _bernoulli_in_place(x: torch.Tensor, p: float = 0.5, generator: Any = None) -> torch.Tensor:
     """Draw into a tensor in the order of its memory; the operator without a write does not."""
     if x.is_contiguous() or generator is not None:
@@ -164,6 +187,8 @@ PORTABLE_OPERATORS: dict[Any, Callable[..., Any]] = {
     aten.native_batch_norm.default: _batch_norm,
     getattr(aten.random_, "from"): _random_from,
     aten.bernoulli_.float: _bernoulli_in_place,
+    aten.mm.default: _product,
+    aten.addmm.default: _sum_of_product,
     aten.binary_cross_entropy_with_logits.default: _cross_entropy_of_logits,
     aten.mkldnn_rnn_layer.default: lstm.forward_of,
     aten.mkldnn_rnn_layer_backward.default: lstm.backward_of,
