@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import threading
 import types
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, cast
@@ -408,11 +409,13 @@ class _Capture:
         before = torch.autograd.backward, torch.autograd.grad
         zeroing: Any = (torch.optim.Optimizer, torch.nn.Module)
         zero_grads = [kind.zero_grad for kind in zeroing]
+        thread = threading.get_ident()  # others may train meanwhile
 
         def emptying(original: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
             def zero_grad(owner: Any, *args: Any, **kwargs: Any) -> None:
-                self._grads.note_emptied(_params_of(owner))
+                if threading.get_ident() == thread:
+                    self._grads.note_emptied(_params_of(owner))
                 original(owner, *args, **kwargs)
 
             return zero_grad
@@ -420,6 +423,8 @@ class _Capture:
         def noting(original: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
             def call(*args: Any, **kwargs: Any) -> Any:
+                if threading.get_ident() != thread:
+                    return original(*args, **kwargs)
                 self._backward = True
                 _torch.mark_traced("forward")
                 for node in reversed(_torch.traced_nodes()):
@@ -455,13 +460,14 @@ class _Capture:
         staying = {id(tensor) for tensor in kept}
         dropped = [each.tensor for each in made if id(each.tensor) not in staying]
         emptied = [e.tensor for e in journal if e.after is None and e.before is not None]
+        used = self._backward or self._grads.read
         owners = {id(e.before): e.tensor for e in journal if e.before is not None}
         items = zip(self.adopted.named, self.adopted.tensors, strict=True)
         given = [owners[id(tensor)] for item, tensor in items if item.role is Role.INPUT]
         return Gradients(
             kept=dict(zip(kept, indices, strict=True)),
             emptied=[*dropped, *emptied],
-            absent=[e.tensor for e in journal if e.before is None and e.requires and not e.emptied],
+            absent=[e.tensor for e in journal if used and e.is_absent],
             given=given,
             dropped=len(dropped),
         )
@@ -544,11 +550,21 @@ class _Grad:
     freezes: bool = False
     emptied: bool = False  # before a gradient was made
 
+    @property
+    def is_absent(self) -> bool:
+        """True if the call finds no gradient, and would add to one."""
+        return self.before is None and self.requires and not self.emptied
+
 
 class _GradJournal:
-    """A record of changes of ``grad`` and ``requires_grad`` by a traced call."""
+    """A record of changes of ``grad`` and ``requires_grad`` by a traced call.
+
+    Attributes:
+        read: whether the call has looked at a gradient.
+    """
 
     def __init__(self):
+        self.read = False
         self._first: dict[int, _Grad] = {}
         self._given = set[int]()  # gradients that the call finds, by their ``id``
 
@@ -610,6 +626,7 @@ class _RealTensors(TorchFunctionMode):
             if func == _Tensor.data.__set__:
                 return _assign(*args)
             if func in _OF_GRADIENT:
+                self._grads.read = True
                 self._grads.note(first)
                 if func == _Tensor.grad.__delete__ or args[-1] is None:
                     self._grads.note_emptied([first])

@@ -87,7 +87,7 @@ class Function:
     Attributes:
         function: the user's function.
         programs: the compiled calls, the latest one first.
-        eager: why calls run as plain PyTorch; None if they do not.
+        eager: why calls without a program run as plain PyTorch; None if they are captured.
     """
 
     def __init__(
@@ -115,11 +115,13 @@ class Function:
 
     def __repr__(self) -> str:
         name = getattr(self.function, "__qualname__", type(self.function).__name__)
-        if self.eager is not None:
-            return f"<abele function {name}: plain PyTorch, because {self.eager}>"
         targets = sorted({each.record.target for each in self.programs})
         where = f" on {', '.join(targets)}" if targets else ""
-        return f"<abele function {name}: {len(self.programs)} programs{where}>"
+        programs = f"{len(self.programs)} programs{where}"
+        if self.eager is None:
+            return f"<abele function {name}: {programs}>"
+        others = f"{programs}, otherwise " if self.programs else ""
+        return f"<abele function {name}: {others}plain PyTorch, because {self.eager}>"
 
     def __get__(self, owner: Any, kind: type | None = None) -> Any:
         """Bind a method: each object gets programs of its own."""
@@ -158,7 +160,7 @@ class Function:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function, by a program if there is one for these arguments."""
-        if self.eager is not None or getattr(_tracing, "active", False):
+        if getattr(_tracing, "active", False) or (self.eager is not None and not self.programs):
             return self.function(*args, **kwargs)
         with self._lock:
             for index, program in enumerate(self.programs):
@@ -167,6 +169,8 @@ class Function:
                     if index:
                         self.programs.insert(0, self.programs.pop(index))
                     return program.run(inputs)
+            if self.eager is not None:
+                return self.function(*args, **kwargs)
             return self._other(args, kwargs)
 
     def _other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -186,12 +190,13 @@ class Function:
             compiled = self._compiled(args, kwargs)
         except TargetError:  # one that was asked for
             raise
-        except Exception as error:  # noqa: BLE001 - the call itself may raise the same
-            self._failures += 1
-            passing = isinstance(error, NotYetError) or not isinstance(error, AbeleError)
-            if not passing or self._failures > _MOST_FAILURES:
-                self._give_up(error)
+        except NotYetError as error:
+            return self._called_plainly(error, args, kwargs)
+        except AbeleError as error:
+            self._give_up(error)
             return self.function(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - the call itself may raise the same
+            return self._called_plainly(error, args, kwargs)
         inputs = compiled.accepts(args, kwargs)
         if inputs is None:
             reason = compiled.difference(args, kwargs)
@@ -206,6 +211,23 @@ class Function:
             )
         self.programs.insert(0, compiled)
         return compiled.run(inputs)
+
+    def _called_plainly(
+        self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call the function after a capture that may succeed at another call.
+
+        An error of the call itself says nothing of captures, if there have been some.
+        """
+        failed = True
+        try:
+            result = self.function(*args, **kwargs)
+            failed = False
+            return result
+        finally:
+            self._failures += not (failed and self.programs)
+            if self._failures > _MOST_FAILURES and not (failed and self.strict):
+                self._give_up(error)
 
     def _promote(self) -> None:
         """Make numbers of optimizers slots once they have changed."""
@@ -324,12 +346,10 @@ class Function:
         if self.strict:
             raise error if known else CaptureError(text) from error
         self.eager = text
-        for program in self.programs:
-            program.close()
-        self.programs.clear()
         name = getattr(self.function, "__qualname__", type(self.function).__name__)
+        others = ", but for calls that have a program" if self.programs else ""
         warn_user(
-            f"{name} runs as plain PyTorch from now on: {text} "
+            f"{name} runs as plain PyTorch from now on{others}: {text} "
             "Pass strict=True to abele.compile to make this an error.",
             EagerWarning,
         )
@@ -394,6 +414,8 @@ def compile(
         )
     if not callable(function):
         raise TypeError(f"abele.compile takes a function, found {function!r}.")
+    if start not in list(Start):
+        raise ValueError(f"start={start!r} was asked for. Pass one of {', '.join(Start)}.")
     return Function(
         function, strict=strict, keep_gradients=keep_gradients, cache=cache, start=Start(start)
     )

@@ -40,15 +40,18 @@ def without_random_numbers() -> Generator[list[str]]:
     functions: Any = torch
     originals = functions.manual_seed, _random.fork_rng
 
+    thread = threading.get_ident()
+
     def seed(number: int) -> torch.Generator:
-        seeded.append("manual_seed")
+        seeded.extend(["manual_seed"] if threading.get_ident() == thread else [])
         return originals[0](number)
 
     def fork(*args: Any, **kwargs: Any) -> Any:
         frame = inspect.currentframe()
         caller = None if frame is None else frame.f_back
         is_checkpoint = caller is not None and is_library(caller.f_code.co_filename)
-        (repeated if is_checkpoint else seeded).append("fork_rng")
+        if threading.get_ident() == thread:
+            (repeated if is_checkpoint else seeded).append("fork_rng")
         return originals[1](*args, **kwargs)
 
     functions.manual_seed, _random.fork_rng = seed, fork

@@ -1,12 +1,15 @@
 """Gradients between calls of compiled functions, and what Python does in backward."""
 
+import copy
 import gc
+import threading
 import weakref
 
 import torch
 from torch import nn
 
 import abele
+from abele import _torch
 from helpers.compiled_functions import Task, batch, stays_eager
 
 
@@ -87,3 +90,38 @@ def test_a_step_says_once_that_gradients_do_not_stay(monkeypatch, capsys):
     assert len(said) == 1
     assert said[0].startswith("abele: step: gradients that the update uses are not written")
     assert all(param.grad is None for param in task.model.parameters())
+
+
+class TrainsAnother(nn.Module):
+    """Does nothing, but has another thread train another model while it is captured."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.steps = [lambda: other.update(other.loss(*batch(7)))]
+
+    def forward(self, x):
+        if isinstance(x, _torch.FakeTensor):
+            thread = threading.Thread(target=self.steps[0])
+            thread.start()
+            thread.join()
+        return x
+
+
+def test_a_thread_that_trains_during_a_capture_is_left_alone(monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    other = Task(momentum=0.9, lr=0.1)
+    other.update(other.loss(*batch(6)))
+    twin = copy.deepcopy(other)
+    task = Task(model=nn.Sequential(TrainsAnother(other), nn.Linear(5, 3)))
+
+    @abele.compile(cache=False, strict=True)
+    def step(x, y):
+        return task.update(task.loss(x, y))
+
+    for i in range(3):
+        step(*batch(i))
+    assert len(step.programs) == 1
+    twin.update(twin.loss(*batch(7)))
+    for mine, theirs in zip(other.model.parameters(), twin.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+        assert torch.equal(mine.grad, theirs.grad)

@@ -1,0 +1,63 @@
+"""Wrong input of compiled functions: plain PyTorch's errors, and nothing is lost."""
+
+import warnings
+
+import pytest
+import torch
+
+import abele
+from helpers.compiled_functions import Task, batch
+
+
+@pytest.fixture
+def step(monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    task = Task()
+
+    @abele.compile(cache=False)
+    def train(x, y):
+        return task.update(task.loss(x, y))
+
+    for i in range(3):
+        train(*batch(i))
+    return train
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        (lambda x: x[:, :2], RuntimeError, "shapes cannot be multiplied"),
+        (lambda x: x.long(), RuntimeError, "must have the same dtype, but got Long and Float"),
+        (lambda x: [x], TypeError, "must be Tensor, not list"),
+        (lambda x: "x", TypeError, "must be Tensor, not str"),
+    ],
+)
+def test_errors_are_those_of_plain_pytorch_and_programs_stay(step, change, error, match):
+    x, y = batch(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(6):
+            with pytest.raises(error, match=match):
+                step(change(x), y)
+    before = step.programs[0].calls
+    assert torch.isfinite(step(x, y))
+    assert (step.programs[0].calls, step.eager) == (before + 1, None)
+
+
+def test_a_call_that_is_no_program_leaves_those_of_others(monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    model = abele.compile(torch.nn.Linear(5, 3), cache=False)
+    x, _ = batch(0)
+    with torch.no_grad():
+        outputs = [model(x) for _ in range(3)]
+    with pytest.warns(abele.EagerWarning, match="but for calls that have a program: .* requires"):
+        model(x).sum().backward()
+    before = model.programs[0].calls
+    with torch.no_grad():
+        assert torch.equal(model(x), outputs[0])
+    assert model.programs[0].calls == before + 1
+
+
+def test_a_start_that_does_not_exist():
+    with pytest.raises(ValueError, match=r"start='soon' was asked for\. Pass one of tiered, wait"):
+        abele.compile(len, start="soon")
