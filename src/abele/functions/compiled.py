@@ -64,7 +64,9 @@ class CompiledCall:
         self._modes = modes()
         self._tensors = list(captured.tensors.values())
         self._memory = list(map(_data_ptr, self._tensors))
-        self._trained = list(map(_requires_grad, self._tensors))
+        states = Role.OPTIMIZER_STATE
+        self._others = [t for (role, _), t in captured.tensors.items() if role is not states]
+        self._trained = list(map(_requires_grad, self._others))
         gradients = captured.gradients
         self._absent, self._given = gradients.absent, gradients.given
         self._layouts = [_layout(tensor.grad) for tensor in self._given]
@@ -141,10 +143,9 @@ class CompiledCall:
         return any(memory.count(memory[index]) > 1 for index in self._written_inputs)
 
     def _state_is_same(self) -> bool:
-        tensors = self._tensors
-        if list(map(_data_ptr, tensors)) != self._memory:
+        if list(map(_data_ptr, self._tensors)) != self._memory:
             return False
-        if list(map(_requires_grad, tensors)) != self._trained:
+        if list(map(_requires_grad, self._others)) != self._trained:
             return False
         if any(tensor.grad is not None for tensor in self._absent):
             return False

@@ -63,7 +63,7 @@ class Numbers:
         state: Any = self.optimizer.state
         self._state, self._groups = state, self.optimizer.param_groups
         self._params = [list(group["params"]) for group in self._groups]
-        self._of_params = [(key, value) for key, value in state.items()]
+        self._of_params = list(state), list(state.values())
         entries = [(value, key, part) for value in state.values() for key, part in value.items()]
         self._holders = [holder for holder, _, _ in entries]
         self._keys = [key for _, key, _ in entries]
@@ -74,21 +74,22 @@ class Numbers:
         space, state = self.optimizer.__dict__, self._state
         if space["state"] is not state or space["param_groups"] is not self._groups:
             return False
-        if len(state) != len(self._of_params):
+        keys, values = self._of_params
+        if len(state) != len(keys) or not _are_same(state, keys):
             return False
-        if not all(state.get(key) is value for key, value in self._of_params):
+        if not _are_same(state.values(), values):
             return False
         if len(self._groups) != len(self._params):
             return False
         for group, params in zip(self._groups, self._params, strict=True):
             now = group["params"]
-            if len(now) != len(params) or not all(map(operator.is_, now, params)):
+            if len(now) != len(params) or not _are_same(now, params):
                 return False
         try:
             now = list(map(operator.getitem, self._holders, self._keys))
         except KeyError:
             return False
-        return all(map(_is_same_entry, now, self._entries))
+        return _are_same(now, self._entries) or all(map(_is_same_entry, now, self._entries))
 
     def changed(self) -> tuple[set[str], set[str]]:
         """Return the names of arguments that have changed: slots, and others."""
@@ -115,6 +116,10 @@ class Numbers:
                 if self.slots.get(name) != number:
                     self.slots[name] = number
                     write(name, number)
+
+
+def _are_same(now: Iterable[Any], before: Iterable[Any]) -> bool:
+    return all(map(operator.is_, now, before))
 
 
 def _is_same_entry(now: Any, before: Any) -> bool:
