@@ -8,6 +8,7 @@ import datetime
 import dis
 import functools
 import os
+import re
 import sys
 import sysconfig
 import time
@@ -64,7 +65,7 @@ class Frame:
 
     def reads_clock(self) -> bool:
         """Return whether the code names a clock of Python's, or the environment."""
-        if self.code.co_filename.startswith(_PACKAGES):
+        if _PACKAGES.search(self.code.co_filename):
             return False
         return any(self._is_clock(value) for _, value in self.roots())
 
@@ -153,19 +154,18 @@ class Frames:
 
 
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
-_PACKAGES = tuple({*(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib"))})
-# Packages that torch and this project call, whose numbers no result depends on.
-_OPAQUE: tuple[str, ...] = tuple(
-    os.path.join(folder, name)
-    for folder in _PACKAGES
-    for name in ("tqdm/", "numpy/", "sympy/", "filelock/", "typing_extensions.py")
+# Installed packages, of this interpreter or of others whose packages it sees.
+_PACKAGES = re.compile(r"[\\/](site|dist)-packages[\\/]")
+# Those that torch and this project call, whose numbers no result depends on.
+_OPAQUE = re.compile(
+    _PACKAGES.pattern + r"((tqdm|numpy|sympy|filelock)[\\/]|typing_extensions\.py)"
 )
 
 
 def _is_of_library(file: str) -> bool:
     """Return whether a source file is torch's, this project's or Python's own."""
-    own = file.startswith(_STDLIB) and not file.startswith(_PACKAGES)
-    own = own or file.startswith(_OPAQUE)
+    own = file.startswith(_STDLIB) and not _PACKAGES.search(file)
+    own = own or _OPAQUE.search(file) is not None
     return own or file.startswith("<frozen") or libraries.has_file(file)
 
 

@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import sys
 import time
 import types
 from time import perf_counter
@@ -50,6 +51,18 @@ def test_code_of_libraries_is_not_the_users():
     layer = torch.nn.Linear(1, 1)
     assert frames_of(layer, torch.ones(1)) == []
     assert [each.code for each in frames_of(os.path.join, "a", "b")] == [os.path.join.__code__]
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])
+def test_packages_of_another_python_are_libraries(tmp_path, monkeypatch, folder):
+    path = tmp_path / folder / "tqdm" / "bars.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("def own(): return 2\ndef bar(): return own()")
+    monkeypatch.syspath_prepend(path.parent)
+    import bars
+
+    assert [each.code.co_name for each in frames_of(bars.bar)] == ["bar"]  # what is watched
+    monkeypatch.delitem(sys.modules, "bars")
 
 
 def test_code_that_an_import_runs_is_not_the_users(tmp_path, monkeypatch):
