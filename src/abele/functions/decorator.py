@@ -29,8 +29,7 @@ from abele.functions.compiled import CompiledCall
 from abele.functions.frames import Frame, Frames
 from abele.functions.guards import Guards
 from abele.functions.host import Host, divide
-from abele.functions.optimizers import NotYetError
-from abele.functions.state import Reached
+from abele.functions.state import NotYetError, Reached
 from abele.kernels.build import cache_folder
 from abele.program.core import is_library
 from abele.storage.files import prune
@@ -328,6 +327,7 @@ class Function:
             [optimizer for _, optimizer in reached.optimizers.values()],
             frozenset[str]() if host is None else host.effects,
             frozenset((id(each.holder), each.key) for each in kept),
+            reached.caches,
         )
 
     def _may_have_slots(self, host: Host | None) -> bool:

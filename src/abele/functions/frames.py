@@ -162,6 +162,12 @@ _OPAQUE = re.compile(
 )
 
 
+def is_installed(function: Any) -> bool:
+    """Return whether a function's source file belongs to an installed package."""
+    code = getattr(function, "__code__", None)
+    return code is not None and _PACKAGES.search(code.co_filename) is not None
+
+
 def _is_of_library(file: str) -> bool:
     """Return whether a source file is torch's, this project's or Python's own."""
     own = file.startswith(_STDLIB) and not _PACKAGES.search(file)

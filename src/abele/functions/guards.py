@@ -87,6 +87,7 @@ class Guards:
         optimizers: those that it reached.
         left_out: attributes that only the host's part of the function changes; see ``host``.
         stored: entries of objects that each call sets to a tensor: ``id`` of the object, key.
+        caches: of functions; what a program has taken from one stays while it computes nothing.
     """
 
     def __init__(
@@ -98,8 +99,10 @@ class Guards:
         optimizers: Sequence[torch.optim.Optimizer],
         left_out: frozenset[str] = frozenset(),
         stored: frozenset[tuple[int, Any]] = frozenset(),
+        caches: Iterable[Any] = (),
     ):
         self._left_out, self._stored = left_out, stored
+        self._caches = [(each.cache_info, each.cache_info()) for each in caches]
         self._changing = {owner for owner, _ in stored}
         self._tensors, self._optimizers = tensors, optimizers
         self._pairs: list[tuple[Any, str]] = []
@@ -144,6 +147,8 @@ class Guards:
                 return False
             if any(math.copysign(1, now[index]) != sign for index, sign in self._zeros):
                 return False
+            if any(_is_refilled(info(), before) for info, before in self._caches):
+                return False
             return all(self._snapshot(value) == saved for _, value, saved in self._containers)
         except (KeyError, RuntimeError, ValueError):  # a deleted name, or tensors that differ
             return False
@@ -163,6 +168,8 @@ class Guards:
         for owner, value, saved in self._containers:
             if self._snapshot(value) != saved:
                 return f"the contents of {owner} have changed"
+        if any(_is_refilled(info(), before) for info, before in self._caches):
+            return "a cache of a function has other contents"
         return None
 
     def _now(self) -> list[Any]:
@@ -299,6 +306,11 @@ def may_have_attributes(value: Any) -> bool:
     if isinstance(value, type):
         return not is_of_library(value.__module__)
     return not isinstance(value, types.FunctionType) and reachable.has_attributes(value)
+
+
+def _is_refilled(now: Any, before: Any) -> bool:
+    """Return whether a cache has computed something, or was cleared: then its counts restart."""
+    return now.misses != before.misses or now.hits < before.hits
 
 
 def _item(value: Any) -> Any:

@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from abele import _torch
 from abele.capture.gradient_hooks import refused_around_step
 from abele.errors import CaptureError
+from abele.functions.state import NotYetError
 from abele.step import update_rules
 from abele.step.optimizers import KINDS, PAIRS, Kind, kind_of, refused, switches
 from abele.step.update_rules import RULES, Group, UpdateRule
@@ -34,10 +35,6 @@ StandIn = Callable[[torch.Tensor], torch.Tensor]
 _OTHER_BITS_FOR_EACH = frozenset({"asgd", "nadam"})
 _Group = dict[str, Any]
 _UNCHANGED: tuple[set[str], set[str]] = (set(), set())
-
-
-class NotYetError(CaptureError):
-    """An optimizer has no state yet, which its first steps outside of a program create."""
 
 
 @dataclasses.dataclass

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import functools
 import io
 import random
 import re
@@ -23,9 +24,10 @@ from abele.capture import reachable
 from abele.capture.leftovers import ABSENT, Leftovers, write
 from abele.containers import is_array
 from abele.errors import CaptureError
-from abele.functions.frames import PLAIN, Frames, global_names, is_of_library
+from abele.functions.frames import PLAIN, Frames, global_names, is_installed, is_of_library
 
 _MOST = 20_000
+_CACHED: Any = type(functools.lru_cache(len))
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 
 
@@ -34,6 +36,10 @@ def _numbers(generator: Any) -> Any:
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator.state
     return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+
+
+class NotYetError(CaptureError):
+    """A call outside of a program has to come first, which creates state or fills caches."""
 
 
 class Changed(NamedTuple):
@@ -99,6 +105,7 @@ class Reached:
         self._generators: list[tuple[str, Any, Any]] = []
         self._arrays: list[tuple[str, Any, Any]] = []
         self._iterators: list[tuple[str, Any]] = []
+        self._caches: list[tuple[str, Any, int]] = []
         self._classes: dict[type, dict[str, Any]] = {}
         roots = [("", function), *((name, value) for _, name, value in self._globals)]
         roots += [(name, value) for frame in frames for name, value in frame.values.items()]
@@ -140,7 +147,9 @@ class Reached:
             }
 
     def _note_generator(self, path: str, value: Any) -> None:
-        if hasattr(value, "cache_info") and hasattr(value, "cache_clear"):
+        if type(value) is _CACHED:
+            self._caches.append((path, value, value.cache_info().misses))
+        elif hasattr(value, "cache_info") and hasattr(value, "cache_clear"):
             self._iterators.append((path, value))
         advances: Any = value
         if isinstance(advances, Iterator) and not isinstance(advances, io.IOBase):
@@ -163,6 +172,17 @@ class Reached:
                 f"The function reaches {path}, an iterator or cache ({type(value).__name__}), and "
                 "a program would repeat what it gave. Use it outside, and pass the value."
             )
+
+    def _filled(self) -> Iterator[tuple[str, Any]]:
+        """Yield the caches that have computed something since this object was made."""
+        for path, cache, misses in self._caches:
+            if cache.cache_info().misses != misses:
+                yield path, cache
+
+    @property
+    def caches(self) -> list[Any]:
+        """The caches of functions of the user's own."""
+        return [cache for _, cache, _ in self._caches if not is_installed(cache.__wrapped__)]
 
     def names(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
         """Yield the tensors of modules and optimizers: name, tensor, whether an optimizer's."""
@@ -190,6 +210,11 @@ class Reached:
             for path, generator, before in self._generators
             if repr(_numbers(generator)) != repr(before)
         ]
+        for path, _ in self._filled():
+            raise NotYetError(
+                f"The function calls {path} with arguments that its cache does not have yet, at "
+                "every call. Call it outside, and pass its result."
+            )
         found += [
             Changed(path, "its elements", "others")
             for path, array, before in self._arrays
@@ -218,6 +243,8 @@ class Reached:
         for namespace, name, before in self._globals:
             namespace[name] = before
         self.leftovers.put_back()
+        for _, cache in self._filled():  # with traced tensors, or what depends on such
+            cache.cache_clear()
         for kind, values in self._classes.items():
             for name, before in values.items():
                 if not same(before, vars(kind).get(name)):

@@ -120,11 +120,6 @@ def scaled_by(wrap, scale):
     return lambda i: step(*batch(i)), lambda: task
 
 
-@functools.lru_cache
-def kept():
-    return torch.tensor(2.0)
-
-
 def after_a_seed():
     torch.manual_seed(5)
     return torch.rand(())
@@ -143,7 +138,6 @@ def draws():
         "after a seed": (after_a_seed, "sets torch's seed or stream"),
         "of a clock": (lambda: min(time.time(), 0.5), "reads a clock or the environment"),
         "of a counter": (lambda: next(counted), r"counted, an iterator or cache \(count\)"),
-        "of a cache": (lambda: kept(), "kept, an iterator or cache"),
     }
 
 
@@ -153,6 +147,45 @@ def test_numbers_that_a_program_would_repeat(name):
         return scaled_by(wrap, draws()[name][0])
 
     stays_eager(match=draws()[name][1], calls=4)(build)()
+
+
+@functools.lru_cache
+def weights_of(size):
+    return torch.arange(1.0, size + 1).reshape(-1, 1)
+
+
+@compiles(programs=3, calls=8)
+def test_a_cache_by_the_size_of_a_batch_that_is_emptied(wrap):
+    weights_of.cache_clear()
+    task = Task()
+
+    @wrap
+    def step(x, y):
+        return task.update((task.model(x) * weights_of(len(x))).square().mean())
+
+    def call(index):
+        if index == 6:
+            weights_of.cache_clear()
+        x, y = batch(index)
+        return step(x[: 3 if index in (3, 4) else 8], y)
+
+    return call, lambda: task
+
+
+@stays_eager(match="calls steps_of with arguments that its cache does not have", calls=7)
+def test_a_cache_that_grows_with_each_call(wrap):
+    @functools.lru_cache
+    def steps_of(number):
+        return torch.tensor(1.0 / number)
+
+    count = itertools.count(1)
+    task = Task()
+
+    @wrap
+    def step(x, y, number):
+        return task.update(task.loss(x, y) * steps_of(number))
+
+    return lambda i: step(*batch(i), next(count)), lambda: task
 
 
 def twice(wrap, between):
