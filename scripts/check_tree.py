@@ -18,7 +18,7 @@ UNCLEAR = re.compile(
 # Lines of Python and C++ per folder, in hundreds. They only go down: a commit that raises one says
 # which published program, test of the original or row of a benchmark needs it.
 BUDGETS = {
-    "src": 1091,
+    "src": 1097,
     "src/abele/_torch": 18,
     "src/abele/arena": 12,
     "src/abele/capture": 35,
@@ -27,7 +27,7 @@ BUDGETS = {
     "src/abele/differences": 12,
     "src/abele/dynamo": 7,
     "src/abele/fit": 15,
-    "src/abele/functions": 36,
+    "src/abele/functions": 42,
     "src/abele/kernels": 121,
     "src/abele/ops": 20,
     "src/abele/passes": 29,
@@ -48,7 +48,7 @@ BUDGETS = {
     "src/popdist": 31,
     "src/poptorch": 170,
     "src/sambaflow": 33,
-    "tests": 891,
+    "tests": 896,
     "tests/unit/port": 59,
     "benchmarks": 80,
 }

@@ -221,6 +221,12 @@ class CompiledCall:
         """Return which plain arguments differ in another call, by index; see ``Arguments``."""
         return self._arguments.changed(args, kwargs)
 
+    def differs_by_values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Return whether other values of Python are why this program does not serve a call."""
+        if self._arguments.accepts(args, kwargs) is None:
+            return bool(self._arguments.changed(args, kwargs))
+        return not self.guards.hold()
+
     def close(self) -> None:
         """Stop compiling, and release the program."""
         self.session.close()

@@ -29,6 +29,7 @@ from abele.functions.compiled import CompiledCall
 from abele.functions.frames import Frame, Frames
 from abele.functions.guards import Guards
 from abele.functions.host import Host, divide
+from abele.functions.prologue import Prologue, split
 from abele.functions.state import NotYetError, Reached
 from abele.kernels.build import cache_folder
 from abele.program.core import is_library
@@ -107,6 +108,8 @@ class Function:
         self._calls, self._failures, self._said = 0, 0, False
         self._frames = Frames(code_of(function))
         self._promoted: dict[int, frozenset[str]] = {}
+        self._prologue: Prologue | None = None
+        self._may_split = True
         self._lock = threading.RLock()
         self._of_others: dict[int, _Bound] = {}  # for classes, and objects without a dictionary
         if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
@@ -162,6 +165,8 @@ class Function:
         if getattr(_tracing, "active", False) or (self.eager is not None and not self.programs):
             return self.function(*args, **kwargs)
         with self._lock:
+            if self._prologue is not None:
+                args, kwargs = self._prologue(args, kwargs), {}
             for index, program in enumerate(self.programs):
                 inputs = program.accepts(args, kwargs)
                 if inputs is not None:
@@ -169,21 +174,26 @@ class Function:
                         self.programs.insert(0, self.programs.pop(index))
                     return program.run(inputs)
             if self.eager is not None:
-                return self.function(*args, **kwargs)
+                return self._body(*args, **kwargs)
             return self._other(args, kwargs)
+
+    @property
+    def _body(self) -> Callable[..., Any]:
+        """The function of which programs are captured, without a prologue."""
+        return self.function if self._prologue is None else self._prologue.rest
 
     def _other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function with arguments that no program serves."""
         self._calls += 1
         if self._calls == 1:
             with self._frames.watching():
-                return self.function(*args, **kwargs)
+                return self._body(*args, **kwargs)
         if len(self.programs) >= MOST_PROGRAMS:
             reason = self.programs[0].difference(args, kwargs)
             self._give_up(
                 CaptureError(f"It needs more than {MOST_PROGRAMS} programs; in this call {reason}.")
             )
-            return self.function(*args, **kwargs)
+            return self._body(*args, **kwargs)
         self._promote()
         try:
             compiled = self._compiled(args, kwargs)
@@ -192,16 +202,20 @@ class Function:
         except NotYetError as error:
             return self._called_plainly(error, args, kwargs)
         except AbeleError as error:
+            if self._splits(args, kwargs):
+                return self._called_anew(args, kwargs)
             self._give_up(error)
-            return self.function(*args, **kwargs)
+            return self._body(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - the call itself may raise the same
             return self._called_plainly(error, args, kwargs)
+        if compiled is None:
+            return self._called_anew(args, kwargs)
         inputs = compiled.accepts(args, kwargs)
         if inputs is None:
             reason = compiled.difference(args, kwargs)
             compiled.close()
             self._give_up(CaptureError(f"What a call depends on changes while it runs: {reason}."))
-            return self.function(*args, **kwargs)
+            return self._body(*args, **kwargs)
         if compiled.captured.gradients.dropped and not self._said:
             self._said = True
             self._announce(
@@ -210,6 +224,23 @@ class Function:
             )
         self.programs.insert(0, compiled)
         return compiled.run(inputs)
+
+    def _splits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Split a prologue off, once; return whether there is one."""
+        if not self._may_split:
+            return False
+        self._may_split = False
+        self._prologue = split(self.function, args, kwargs)
+        return self._prologue is not None
+
+    def _called_anew(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function in two parts, of which the second one has had no call yet."""
+        assert self._prologue is not None
+        for program in self.programs:
+            program.close()
+        self.programs.clear()
+        self._calls, self._frames = 0, Frames(code_of(self._body))
+        return self._other(self._prologue(args, kwargs), {})
 
     def _called_plainly(
         self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -220,7 +251,7 @@ class Function:
         """
         failed = True
         try:
-            result = self.function(*args, **kwargs)
+            result = self._body(*args, **kwargs)
             failed = False
             return result
         finally:
@@ -234,14 +265,18 @@ class Function:
             for key, names in program.changed_numbers().items():
                 self._promoted[key] = self._promoted.get(key, frozenset()) | names
 
-    def _compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledCall:
-        """Capture and compile a call, for any value of arguments that nothing computes with."""
-        for program in self.programs:
+    def _compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledCall | None:
+        """Capture and compile a call, for any value of arguments that nothing computes with.
+
+        None if a prologue has been split off instead.
+        """
+        for program in self.programs[:1]:
             unread = program.changed_arguments(args, kwargs)
             if unread:
                 with contextlib.suppress(Exception):  # then something reads them
                     return self._divided(args, kwargs, unread)
-                break
+            if program.differs_by_values(args, kwargs) and self._splits(args, kwargs):
+                return None
         return self._divided(args, kwargs)
 
     def _divided(
@@ -252,7 +287,7 @@ class Function:
         cause: DataDependentError | None = None
         while True:
             try:
-                host = divide(self.function, lines, changed)
+                host = divide(self._body, lines, changed)
             except CaptureError as error:
                 if cause is None:
                     raise
@@ -260,7 +295,7 @@ class Function:
             try:
                 return self._captured(args, kwargs, host, unread)
             except DataDependentError as error:
-                line, cause = _line_in(self.function, error), error
+                line, cause = _line_in(self._body, error), error
                 if line is None or line in lines:
                     raise
                 lines.add(line)
@@ -278,17 +313,17 @@ class Function:
         unread: Collection[int],
     ) -> CompiledCall:
         arguments = Arguments(args, kwargs, unread)
-        reached = Reached(self.function, self._frames, arguments.others)
+        reached = Reached(self._body, self._frames, arguments.others)
         reached.refuse_iterators()
         if host is not None:
             host.is_reached = reached.has
-        own = self.function if host is None else host.remaining
+        own = self._body if host is None else host.remaining
         frames = Frames(code_of(own))
         _tracing.active = True
         try:
             with frames.watching():
                 captured = capture(
-                    self.function,
+                    self._body,
                     arguments,
                     reached,
                     self._promoted,
@@ -320,7 +355,7 @@ class Function:
             )
         kept = [each for each in captured.stored if each.key != "training"]
         return Guards(
-            self.function,
+            self._body,
             frames,
             [module for _, module in reached.modules.values()],
             list(captured.tensors.values()),
@@ -332,8 +367,8 @@ class Function:
 
     def _may_have_slots(self, host: Host | None) -> bool:
         """Return whether no traced code of the user's reads the numbers of optimizers."""
-        own = code_of(self.function if host is None else host.remaining)
-        others = [each for each in self._frames if each.code is not code_of(self.function)]
+        own = code_of(self._body if host is None else host.remaining)
+        others = [each for each in self._frames if each.code is not code_of(self._body)]
         frames = [Frame(own, {}, {})] if own is not None else []
         return not any(each.mentions(_NUMBERS) for each in (*frames, *others))
 

@@ -18,6 +18,7 @@ import inspect
 import sys
 import textwrap
 import types
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -47,6 +48,8 @@ _CONDITIONAL = (
     *(ast.IfExp, ast.BoolOp),
 )
 _UNDIVIDED = (ast.Yield, ast.YieldFrom, ast.Await)
+#: Definitions of functions that no file has.
+DEFINITIONS = weakref.WeakKeyDictionary[types.CodeType, ast.FunctionDef]()
 
 
 @dataclasses.dataclass
@@ -209,7 +212,7 @@ def divide(
     wrapped = getattr(plain, "__wrapped__", None)
     if isinstance(wrapped, types.FunctionType):
         return _divided_inside(function, plain, wrapped, lines, changed)
-    tree = _parsed(plain)
+    tree = parsed(plain)
     if tree is None or any(isinstance(each, _UNDIVIDED) for each in ast.walk(tree)):
         return None
     owner = getattr(function, "__self__", None)
@@ -253,7 +256,10 @@ def _cell_of(cell: types.CellType, old: object, new: object) -> types.CellType:
         return cell
 
 
-def _parsed(function: types.FunctionType) -> ast.FunctionDef | None:
+def parsed(function: types.FunctionType) -> ast.FunctionDef | None:
+    """Return the definition of a function; None if its source is not at hand."""
+    if function.__code__ in DEFINITIONS:
+        return copy.deepcopy(DEFINITIONS[function.__code__])
     try:
         source, first = inspect.getsourcelines(function.__code__)
         tree = ast.parse(textwrap.dedent("".join(source)))
@@ -262,9 +268,16 @@ def _parsed(function: types.FunctionType) -> ast.FunctionDef | None:
     found = tree.body[0] if tree.body else None
     if not isinstance(found, ast.FunctionDef) or found.name != function.__code__.co_name:
         return None
+    if any(map(_is_mangled, ast.walk(found))):
+        return None  # a class gives these other names
     ast.increment_lineno(tree, first - 1)
     found.decorator_list = []
     return found
+
+
+def _is_mangled(node: ast.AST) -> bool:
+    name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+    return str(name).startswith("__") and not str(name).endswith("__")
 
 
 class _Division:
@@ -311,12 +324,12 @@ class _Division:
             if is_host:
                 held |= self.set_by(each)
             elif isinstance(each, _SIMPLE):
-                held -= _stored(each)
+                held -= stored(each)
         return whole
 
     def _is_host(self, statement: ast.stmt, held: set[str]) -> bool:
         if isinstance(statement, _SIMPLE):
-            changes = _effects(statement) & self._changed or self._writes_elsewhere(statement)
+            changes = effects(statement) & self._changed or self._writes_elsewhere(statement)
             if self._reads(statement, held) or changes:
                 self._found[id(statement)] = statement
                 return True
@@ -325,7 +338,7 @@ class _Division:
             return True
         before = dict(self._found)
         conditional = isinstance(statement, ast.If | ast.For | ast.While)
-        if isinstance(statement, ast.If) and _loaded(statement.test) & held:
+        if isinstance(statement, ast.If) and loaded(statement.test) & held:
             self._found[id(statement)] = statement
             return True
         whole, after = True, set(held)
@@ -342,7 +355,7 @@ class _Division:
         return False
 
     def _reads(self, statement: ast.stmt, held: set[str]) -> bool:
-        if _loaded(statement) & held:
+        if loaded(statement) & held:
             return True
         lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
         if self._lines.intersection(lines):
@@ -366,7 +379,7 @@ class _Division:
         """Return the variables that a statement sets, or whose containers it changes."""
         changed = {_base(each) for each in _changed_expressions(statement)}
         own = changed & (self._locals - self._arguments)
-        return (_stored(statement) & self._locals) | own
+        return (stored(statement) & self._locals) | own
 
     # -- what forbids a division ------------------------------------------------------------------
 
@@ -374,7 +387,7 @@ class _Division:
         """Return whether each statement of the host comes after everything traced."""
         late = self._late(self._tree.body, following=False)
         traced = _statements(self._tree.body, self.hosts)
-        loaded = frozenset[str]().union(*map(_names, traced))
+        names = frozenset[str]().union(*map(_names, traced))
         for each in self.hosts:
             if _attributes(each) & _BACKWARD:
                 raise self._refusal(each.lineno, "computes gradients with the value of a tensor")
@@ -383,18 +396,18 @@ class _Division:
                     each.lineno, "draws random numbers besides those of the program"
                 )
             if not late[id(each)]:
-                self._check_early(each, loaded)
+                self._check_early(each, names)
         for each in ast.walk(self._tree):
             if isinstance(each, ast.Try) and self.hosts:
                 raise self._refusal(each.lineno, "is a try, in a function with numbers of tensors")
         return [late[id(each)] for each in self.hosts]
 
-    def _check_early(self, statement: ast.stmt, loaded: _Names) -> None:
+    def _check_early(self, statement: ast.stmt, names: _Names) -> None:
         """Check a statement that has to run later than where it stands."""
         inside = [each for each in ast.walk(statement) if isinstance(each, _LEAVES)]
         if any(not isinstance(each, ast.Return) or each is not statement for each in inside):
             raise self._refusal(statement.lineno, "ends the call early by the value of a tensor")
-        if (_effects(statement) - self._locals) & loaded:
+        if (effects(statement) - self._locals) & names:
             raise self._refusal(statement.lineno, "changes an object that is read afterwards")
         rest = statement
         if isinstance(statement, _SIMPLE):  # the tensors that it reads are computed in their place
@@ -473,12 +486,17 @@ class _Division:
         writer = _Writer(self, self._locals, declared)
         traced = copy.copy(self._tree)
         traced.body = writer.block(self._tree.body)
-        effects = frozenset[str]().union(*map(_effects, self.hosts))
+        changed = frozenset[str]().union(*map(effects, self.hosts))
         read = frozenset[str]().union(
             *(_attributes(each) for each in _statements(self._tree.body, self.hosts))
         )
-        host = Host(lambda: None, [], late, effects - read, [])
-        functions = self._compiled([traced, *writer.functions], host.record)
+        host = Host(lambda: None, [], late, changed - read, [])
+        functions = compiled_like(
+            self._function,
+            self._tree,
+            [traced, *writer.functions],
+            {_RECORD: host.record, _HELD: Held},
+        )
         if isinstance(function, types.MethodType):
             host.remaining = types.MethodType(functions[0], function.__self__)
         else:
@@ -486,36 +504,40 @@ class _Division:
         host.statements = functions[1:]
         return host
 
-    def _compiled(
-        self, definitions: Sequence[ast.FunctionDef], record: Callable[..., None]
-    ) -> list[types.FunctionType]:
-        """Compile functions with the variables around the original one."""
-        plain = self._function
-        free = [*plain.__code__.co_freevars, _RECORD, _HELD]
-        names = [each.name for each in definitions]
-        returned = ast.Return(ast.Tuple([ast.Name(n, ast.Load()) for n in names], ast.Load()))
-        factory = _definition("__abele_factory", free, [*definitions, returned], self._tree)
-        module = ast.fix_missing_locations(ast.Module([factory], []))
-        space: dict[str, Any] = {}
-        code = compile(module, plain.__code__.co_filename, "exec", dont_inherit=True)
-        exec(code, plain.__globals__, space)
-        cells = dict(zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True))
-        cells |= {_RECORD: types.CellType(record), _HELD: types.CellType(Held)}
-        made = space["__abele_factory"](*[None] * len(free))
-        result: list[types.FunctionType] = []
-        for each in made:
-            closure = tuple(cells[name] for name in each.__code__.co_freevars)
-            result.append(
-                types.FunctionType(
-                    each.__code__, plain.__globals__, each.__name__, None, closure or None
-                )
-            )
-        result[0].__defaults__, result[0].__kwdefaults__ = plain.__defaults__, plain.__kwdefaults__
-        result[0].__module__ = plain.__module__
-        return result
+
+def compiled_like(
+    function: types.FunctionType,
+    tree: ast.FunctionDef,
+    definitions: Sequence[ast.FunctionDef],
+    values: Mapping[str, Any],
+) -> list[types.FunctionType]:
+    """Compile functions with another one's globals and variables; the first has its defaults."""
+    outer = function.__code__.co_freevars
+    cells = dict(zip(outer, function.__closure__ or (), strict=True))
+    cells |= {name: types.CellType(value) for name, value in values.items()}
+    names = [each.name for each in definitions]
+    returned = ast.Return(ast.Tuple([ast.Name(n, ast.Load()) for n in names], ast.Load()))
+    factory = definition("__abele_factory", [*cells], [*definitions, returned], tree)
+    module = ast.fix_missing_locations(ast.Module([factory], []))
+    space: dict[str, Any] = {}
+    code = compile(module, function.__code__.co_filename, "exec", dont_inherit=True)
+    exec(code, function.__globals__, space)
+    result: list[types.FunctionType] = []
+    for each in space["__abele_factory"](*[None] * len(cells)):
+        closure = tuple(cells[name] for name in each.__code__.co_freevars)
+        made = types.FunctionType(
+            each.__code__, function.__globals__, each.__name__, None, closure or None
+        )
+        made.__module__ = function.__module__
+        result.append(made)
+    result[0].__defaults__, result[0].__kwdefaults__ = (
+        function.__defaults__,
+        function.__kwdefaults__,
+    )
+    return result
 
 
-def _definition(
+def definition(
     name: str, arguments: Sequence[str], body: Sequence[ast.stmt], like: ast.AST
 ) -> ast.FunctionDef:
     """Return the definition of a function at the place of other code."""
@@ -568,7 +590,7 @@ class _Writer:
         if isinstance(statement, _SIMPLE):
             new = hoist.visit(copy.deepcopy(statement))
         own = {*self._locals, *(name for name, _ in hoist.values)}
-        names = sorted(_loaded(new) & own)
+        names = sorted(loaded(new) & own)
         values = ast.Dict(
             [ast.Constant(name) for name in names], [ast.Name(n, ast.Load()) for n in names]
         )
@@ -588,12 +610,12 @@ class _Writer:
 
     def _function(self, index: int, statement: ast.stmt, names: Sequence[str]) -> ast.FunctionDef:
         body = [_Returns().visit(copy.deepcopy(statement))]
-        stored = _stored(statement)
+        written = stored(statement)
         declared = [
-            type(each)([name]) for each in self._declared for name in each.names if name in stored
+            type(each)([name]) for each in self._declared for name in each.names if name in written
         ]
         result = ast.Return(ast.Call(ast.Name("locals", ast.Load()), [], []))
-        return _definition(f"__abele_host_{index}", names, [*declared, *body, result], statement)
+        return definition(f"__abele_host_{index}", names, [*declared, *body, result], statement)
 
 
 class _Returns(ast.NodeTransformer):
@@ -629,7 +651,7 @@ class _Hoist(ast.NodeTransformer):
         operand: ast.expr = call.func.value if is_method else call.args[0]
         inner = any(_is_reading(each) for each in ast.walk(operand))
         bare = isinstance(operand, ast.Name | ast.Constant)
-        if bare or inner or _loaded(operand) & self._held:
+        if bare or inner or loaded(operand) & self._held:
             return self.generic_visit(node)
         name = f"{_HOISTED}{self._index}_{len(self.values)}"
         self.values.append((name, operand))
@@ -686,13 +708,13 @@ def _statements(body: Sequence[ast.stmt], hosts: Sequence[ast.stmt]) -> Iterator
                         yield part
 
 
-def _loaded(node: ast.AST) -> _Names:
+def loaded(node: ast.AST) -> _Names:
     """Return the variables that a piece of code reads."""
     inner = {
         name
         for each in ast.walk(node)
         if isinstance(each, ast.comprehension)
-        for name in _stored(each.target)
+        for name in stored(each.target)
     }
     names = {
         each.id
@@ -706,18 +728,18 @@ def _loaded(node: ast.AST) -> _Names:
 
 def _names(node: ast.AST) -> _Names:
     """Return the variables and attributes that a piece of code reads."""
-    return _loaded(node) | _attributes(node)
+    return loaded(node) | _attributes(node)
 
 
 def _attributes(node: ast.AST) -> _Names:
-    return _loaded(node) | {
+    return loaded(node) | {
         each.attr
         for each in ast.walk(node)
         if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Load)
     }
 
 
-def _stored(node: ast.AST) -> _Names:
+def stored(node: ast.AST) -> _Names:
     """Return the variables that a piece of code sets."""
     return frozenset(
         each.id
@@ -726,9 +748,9 @@ def _stored(node: ast.AST) -> _Names:
     )
 
 
-def _effects(node: ast.AST) -> _Names:
+def effects(node: ast.AST) -> _Names:
     """Return the names of objects that a statement may change: ``losses`` of ``losses.append``."""
-    names = {*_stored(node)}
+    names = {*stored(node)}
     for each in _changed_expressions(node):
         names |= _chain(each)
     return frozenset(names)

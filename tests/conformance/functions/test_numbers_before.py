@@ -1,0 +1,156 @@
+"""Learning rates and other numbers that a compiled function computes before its tensors."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from helpers.compiled_functions import Task, batch, compiles, stays_eager
+
+RATE, WARM, LAST = 0.01, 3, 8
+EPOCH = 0
+
+
+def get_lr(it):
+    if it < WARM:
+        return RATE * (it + 1) / (WARM + 1)
+    if it > LAST:
+        return 0.1 * RATE
+    ratio = (it - WARM) / (LAST - WARM)
+    assert 0 <= ratio <= 1
+    return 0.1 * RATE + 0.5 * (1.0 + math.cos(math.pi * ratio)) * 0.9 * RATE
+
+
+def adjust(optimizer, epoch, args):
+    """Decay the learning rate of each group."""
+    lr = args.lr
+    lr *= 0.5 * (1.0 + math.cos(math.pi * epoch / args.epochs))
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group.get("scale", 1.0)
+
+
+def by_argument(wrap):
+    task = Task(torch.optim.AdamW)
+
+    @wrap
+    def step(x, y, it):
+        lr = get_lr(it)
+        for group in task.optimizer.param_groups:
+            group["lr"] = lr
+        return task.update(task.loss(x, y))
+
+    return lambda i: step(*batch(i), i), lambda: task
+
+
+test_the_rate_of_a_step_that_is_an_argument = compiles(calls=12)(by_argument)
+test_the_rate_on_the_processor = pytest.mark.compiler(compiles(calls=7, target="cpu")(by_argument))
+
+
+@compiles(programs=2, calls=12)
+def test_the_rate_of_a_counter_of_the_object(wrap):
+    class Trainer(Task):
+        def __init__(self):
+            super().__init__(torch.optim.AdamW)
+            self.it, self.epochs, self.losses = 0, 20, []
+
+        def rate(self, it):
+            return RATE * min(1.0, (it + 1) / WARM) * (1 - it / self.epochs)
+
+        @wrap
+        def fit(self, x, y):
+            """Train on a batch."""
+            self.model.train()
+            self.optimizer.zero_grad()
+            x = x.to(torch.float32)
+            self.it += 1
+            lr = self.rate(self.it) if self.it else 0.0
+            self.optimizer.param_groups[0]["lr"] = lr
+            loss = self.update(self.loss(x, y))
+            self.losses.append(loss.item())
+            return loss, lr
+
+    trainer = Trainer()
+    return lambda i: trainer.fit(*batch(i)), lambda: trainer
+
+
+@compiles(calls=12)
+def test_two_groups_and_a_global_epoch(wrap):
+    global EPOCH
+    EPOCH = 0
+    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
+    groups = [{"params": each.parameters(), "scale": 1 + k} for k, each in enumerate(model)]
+    task, args = Task(model=model), SimpleNamespace(lr=0.1, epochs=20)
+    task.optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+
+    @wrap
+    def step(data):
+        global EPOCH
+        x, y = data
+        EPOCH = EPOCH + 1
+        adjust(task.optimizer, EPOCH, args)
+        for index, group in enumerate(task.optimizer.param_groups):
+            group["weight_decay"] = 0.0 if index else 0.01
+        return task.update(task.loss(x, y))
+
+    return lambda i: step(batch(i)), lambda: (task, EPOCH)
+
+
+@compiles(calls=12)
+def test_a_rate_in_branches(wrap):
+    task = Task()
+
+    @wrap
+    def step(x, y, it, *, decays=True):
+        if decays and it > WARM:
+            lr = RATE
+            lr /= it
+        else:
+            lr = RATE
+        for group in task.optimizer.param_groups:
+            group["lr"] = lr
+        for group in task.optimizer.param_groups:
+            if it == 2:
+                group["lr"] *= 2
+        loss = task.update(task.loss(x, y))
+        for group in task.model.parameters():
+            loss = loss + group.detach().sum()
+        return loss
+
+    return lambda i: step(*batch(i), it=i), lambda: task
+
+
+# -- what is no number of Python, or comes too late ----------------------------------------
+
+
+@stays_eager(match="uses task.optimizer.param_groups before the function", calls=6)
+def test_a_rate_by_a_tensor(wrap):
+    task = Task()
+
+    @wrap
+    def step(x, y):
+        task.optimizer.param_groups[0]["lr"] = 0.1 * task.model.weight.abs().max().item()
+        return task.update(task.loss(x, y))
+
+    return lambda i: step(*batch(i)), lambda: task
+
+
+@stays_eager(match="changes an object that is read afterwards|changes objects of Python", calls=6)
+def test_a_mode_that_the_function_sets_before(wrap):
+    task = Task(model=nn.Sequential(nn.Linear(5, 3)))
+
+    @wrap
+    def step(x, y):
+        task.model.train()
+        lr = 0.1 if task.model.training else 0.2
+        task.optimizer.param_groups[0]["lr"] = lr * len(task.model.weights)
+        task.model.weights.append(0)
+        return task.update(task.loss(x, y))
+
+    def call(i):
+        task.model.eval()
+        return step(*batch(i))
+
+    task.model.weights = [0]
+    return call, lambda: task
