@@ -26,9 +26,10 @@ from abele.errors import AbeleError, CaptureError, DataDependentError, TargetErr
 from abele.functions.arguments import Arguments
 from abele.functions.capture import CapturedCall, ChangesError, capture, code_of
 from abele.functions.compiled import CompiledCall
+from abele.functions.division import divide
 from abele.functions.frames import Frame, Frames
 from abele.functions.guards import Guards
-from abele.functions.host import Host, divide
+from abele.functions.host import Host
 from abele.functions.prologue import Prologue, split
 from abele.functions.state import NotYetError, Reached
 from abele.kernels.build import cache_folder

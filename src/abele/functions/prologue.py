@@ -26,7 +26,7 @@ import torch
 
 from abele.containers import is_dict, is_list, is_sequence
 from abele.functions.frames import PLAIN, attribute
-from abele.functions.host import (
+from abele.functions.source import (
     DEFINITIONS,
     compiled_like,
     definition,

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from abele.errors import CaptureError
-from abele.functions.host import Held, divide
+from abele.functions.division import divide
+from abele.functions.host import Held
 
 LOG: list = []
 COUNT = [0]

@@ -1,0 +1,506 @@
+"""Division of a function into a traced part and statements of the host.
+
+A program repeats tensor operations only. Statements of the decorated function that read numbers,
+print, or change lists, counters and schedulers run after it; see ``host``. A function whose traced
+part needs what such a statement computes is not divided.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import copy
+import sys
+import types
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from abele.containers import is_list
+from abele.errors import CaptureError
+from abele.functions.host import RETURNED, Held, Host
+from abele.functions.source import (
+    Names,
+    attributes,
+    base,
+    chains,
+    changed_expressions,
+    compiled_like,
+    definition,
+    effects,
+    loaded,
+    names_of,
+    parsed,
+    root,
+    stored,
+)
+from abele.functions.state import holds_tensors
+
+_METHODS = frozenset({"item", "tolist", "numpy", "get_last_lr"})
+_FUNCTIONS = frozenset({"float", "int", "bool", "round", "str"})
+_RECORD = "__abele_record"
+_HELD = "__abele_held"
+_HOISTED = "__abele_value_"
+_DRAWS = frozenset(
+    ("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "bernoulli", "multinomial")
+)
+_BACKWARD = frozenset({"backward", "autograd", "requires_grad_"})
+_UNKNOWN: Any = object()
+_SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Delete)
+_LEAVES = (ast.Return, ast.Raise, ast.Break, ast.Continue)
+_CONDITIONAL = (
+    *(ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
+    *(ast.IfExp, ast.BoolOp),
+)
+_UNDIVIDED = (ast.Yield, ast.YieldFrom, ast.Await)
+
+
+def divide(
+    function: Callable[..., Any], lines: Collection[int], changed: Collection[str]
+) -> Host | None:
+    """Divide a function; None if every statement is traced.
+
+    Args:
+        function: a function or method whose source is at hand.
+        lines: lines at which tracing has failed because a value was read.
+        changed: names of attributes and variables whose objects calls change.
+
+    Raises:
+        CaptureError: the traced part depends on a statement of the host.
+    """
+    plain = getattr(function, "__func__", function)
+    if not isinstance(plain, types.FunctionType):
+        return None
+    wrapped = getattr(plain, "__wrapped__", None)
+    if isinstance(wrapped, types.FunctionType):
+        return _divided_inside(function, plain, wrapped, lines, changed)
+    tree = parsed(plain)
+    if tree is None or any(isinstance(each, _UNDIVIDED) for each in ast.walk(tree)):
+        return None
+    owner = getattr(function, "__self__", None)
+    divided = _Division(plain, tree, frozenset(lines), frozenset(changed), owner)
+    return divided.made(function) if divided.hosts else None
+
+
+def _divided_inside(
+    function: Callable[..., Any],
+    wrapper: types.FunctionType,
+    wrapped: types.FunctionType,
+    lines: Collection[int],
+    changed: Collection[str],
+) -> Host | None:
+    """Divide a function below a decorator such as ``torch.no_grad()``, which calls it."""
+    owner = getattr(function, "__self__", None)
+    inner = wrapped if owner is None else types.MethodType(wrapped, owner)
+    host = divide(inner, lines, changed)
+    if host is None:
+        return None
+    part: Any = getattr(host.remaining, "__func__", host.remaining)
+    cells = [_cell_of(cell, wrapped, part) for cell in wrapper.__closure__ or ()]
+    if cells == list(wrapper.__closure__ or ()):
+        return None  # the decorator keeps the function elsewhere
+    made = types.FunctionType(
+        wrapper.__code__,
+        wrapper.__globals__,
+        wrapper.__name__,
+        wrapper.__defaults__,
+        tuple(cells),
+    )
+    made.__kwdefaults__ = wrapper.__kwdefaults__
+    host.remaining = made if owner is None else types.MethodType(made, owner)
+    return host
+
+
+def _cell_of(cell: types.CellType, old: object, new: object) -> types.CellType:
+    try:
+        return types.CellType(new) if cell.cell_contents is old else cell
+    except ValueError:
+        return cell
+
+
+class _Division:
+    """The classification of a function's statements, and the two parts made of it."""
+
+    def __init__(
+        self,
+        function: types.FunctionType,
+        tree: ast.FunctionDef,
+        lines: frozenset[int],
+        changed: Names,
+        owner: Any,
+    ):
+        self._function, self._tree = function, tree
+        self._lines, self._changed = lines, changed
+        code = function.__code__
+        self._locals = {*code.co_varnames, *code.co_cellvars}
+        count = code.co_argcount + code.co_kwonlyargcount
+        self._arguments = {*code.co_varnames[:count]}
+        self._owner, self._self_name = owner, code.co_varnames[0] if owner is not None else ""
+        self._found: dict[int, ast.stmt] = {}
+        self.held_at: dict[int, Names] = {}  # by the id of each statement
+        self._walk(tree.body, set())
+
+    @property
+    def hosts(self) -> list[ast.stmt]:
+        """The statements of the host, in their order."""
+        return sorted(self._found.values(), key=lambda each: (each.lineno, each.col_offset))
+
+    # -- which statements are the host's --------------------------------------------------------
+
+    def _walk(self, body: Sequence[ast.stmt], held: set[str]) -> bool:
+        """Find the host's statements in a block; return whether all of it is the host's.
+
+        Args:
+            body: statements in order.
+            held: variables that the host has set so far; changed.
+        """
+        whole = True
+        for each in body:
+            self.held_at[id(each)] = frozenset(held)
+            is_host = self._is_host(each, held)
+            whole = whole and is_host
+            if is_host:
+                held |= self.set_by(each)
+            elif isinstance(each, _SIMPLE):
+                held -= stored(each)
+        return whole
+
+    def _is_host(self, statement: ast.stmt, held: set[str]) -> bool:
+        if isinstance(statement, _SIMPLE):
+            changes = effects(statement) & self._changed or self._writes_elsewhere(statement)
+            if self._reads(statement, held) or changes:
+                self._found[id(statement)] = statement
+                return True
+            return False
+        if isinstance(statement, ast.Pass | ast.Continue | ast.Break):
+            return True
+        before = dict(self._found)
+        conditional = isinstance(statement, ast.If | ast.For | ast.While)
+        if isinstance(statement, ast.If) and loaded(statement.test) & held:
+            self._found[id(statement)] = statement
+            return True
+        whole, after = True, set(held)
+        for name in ("body", "orelse", "finalbody"):
+            inside = set(after) if isinstance(statement, ast.For | ast.While) else set(held)
+            whole = self._walk(getattr(statement, name, []), inside) and whole
+            if isinstance(statement, ast.For | ast.While):  # what a turn leaves, the next one finds
+                whole = self._walk(getattr(statement, name, []), inside) and whole
+            after |= inside
+        if conditional and whole and len(self._found) > len(before):
+            self._found = {**before, id(statement): statement}
+            return True
+        held |= after
+        return False
+
+    def _reads(self, statement: ast.stmt, held: set[str]) -> bool:
+        if loaded(statement) & held:
+            return True
+        lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+        if self._lines.intersection(lines):
+            return True
+        return any(_is_reading(each) for each in ast.walk(statement))
+
+    def _writes_elsewhere(self, statement: ast.stmt) -> bool:
+        """Return whether a statement calls a method of a list, file, logger or the like."""
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+            return False
+        receiver = call.func.value
+        value = (
+            self._value(receiver) if isinstance(receiver, ast.Name | ast.Attribute) else _UNKNOWN
+        )
+        if value is _UNKNOWN or isinstance(value, types.ModuleType):
+            return False
+        return type(value).__module__.partition(".")[0] in sys.stdlib_module_names - {"__main__"}
+
+    def set_by(self, statement: ast.stmt) -> Names:
+        """Return the variables that a statement sets, or whose containers it changes."""
+        changed = {base(each) for each in changed_expressions(statement)}
+        own = changed & (self._locals - self._arguments)
+        return (stored(statement) & self._locals) | own
+
+    # -- what forbids a division ------------------------------------------------------------------
+
+    def _check(self) -> list[bool]:
+        """Return whether each statement of the host comes after everything traced."""
+        late = self._late(self._tree.body, following=False)
+        traced = _statements(self._tree.body, self.hosts)
+        names = frozenset[str]().union(*map(names_of, traced))
+        for each in self.hosts:
+            if attributes(each) & _BACKWARD:
+                raise self._refusal(each.lineno, "computes gradients with the value of a tensor")
+            if attributes(each) & _DRAWS:
+                raise self._refusal(
+                    each.lineno, "draws random numbers besides those of the program"
+                )
+            if not late[id(each)]:
+                self._check_early(each, names)
+        for each in ast.walk(self._tree):
+            if isinstance(each, ast.Try) and self.hosts:
+                raise self._refusal(each.lineno, "is a try, in a function with numbers of tensors")
+        return [late[id(each)] for each in self.hosts]
+
+    def _check_early(self, statement: ast.stmt, names: Names) -> None:
+        """Check a statement that has to run later than where it stands."""
+        inside = [each for each in ast.walk(statement) if isinstance(each, _LEAVES)]
+        if any(not isinstance(each, ast.Return) or each is not statement for each in inside):
+            raise self._refusal(statement.lineno, "ends the call early by the value of a tensor")
+        if (effects(statement) - self._locals) & names:
+            raise self._refusal(statement.lineno, "changes an object that is read afterwards")
+        rest = statement
+        if isinstance(statement, _SIMPLE):  # the tensors that it reads are computed in their place
+            held = self.held_at[id(statement)]
+            rest = _Hoist(0, held).visit(copy.deepcopy(statement))
+        for each in chains(rest):
+            value = self._value(each)
+            is_local = root(each) in self._locals - {self._self_name}
+            if value is _UNKNOWN and (is_local or root(each).startswith(_HOISTED)):
+                continue  # its value is looked at when the statement is recorded
+            if value is _UNKNOWN or holds_tensors(value) or self._is_of_state(each):
+                raise self._refusal(
+                    statement.lineno,
+                    f"uses {ast.unparse(each)} before the function goes on to change it",
+                )
+
+    def _is_of_state(self, node: ast.expr) -> bool:
+        """Return whether a chain of attributes leads through a module or an optimizer."""
+        while isinstance(node, ast.Attribute):
+            node = node.value
+            is_self = isinstance(node, ast.Name) and node.id == self._self_name
+            value = None if is_self else self._value(node)
+            if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
+                return True
+        return False
+
+    def _value(self, node: ast.expr) -> Any:
+        """Return the object of a chain of attributes as far as it is known before a call."""
+        if isinstance(node, ast.Attribute):
+            owner = self._value(node.value)
+            return _UNKNOWN if owner is _UNKNOWN else getattr(owner, node.attr, _UNKNOWN)
+        if not isinstance(node, ast.Name):
+            return _UNKNOWN
+        if node.id == self._self_name:
+            return self._owner
+        return _UNKNOWN if node.id in self._locals else self._outside(node.id)
+
+    def _late(self, body: Sequence[ast.stmt], *, following: bool) -> dict[int, bool]:
+        result: dict[int, bool] = {}
+        for each in reversed(body):
+            if id(each) in self._found:
+                result[id(each)] = not following or isinstance(each, ast.Return)
+                continue
+            loops = isinstance(each, ast.For | ast.While)
+            for name in ("body", "orelse", "finalbody"):
+                block = getattr(each, name, [])
+                result |= self._late(block, following=following or loops)
+            following = following or not _computes_nothing(each)
+        return result
+
+    def _outside(self, name: str) -> Any:
+        for free, cell in zip(
+            self._function.__code__.co_freevars, self._function.__closure__ or (), strict=True
+        ):
+            if free == name:
+                try:
+                    return cell.cell_contents
+                except ValueError:
+                    return None
+        return self._function.__globals__.get(name, getattr(builtins, name, None))
+
+    def _refusal(self, line: int, what: str) -> CaptureError:
+        file = self._function.__code__.co_filename
+        return CaptureError(f"The statement at {file}:{line} {what}.")
+
+    # -- the two parts ----------------------------------------------------------------------------
+
+    def made(self, function: Callable[..., Any]) -> Host:
+        """Return the function in two parts.
+
+        Raises:
+            CaptureError: the traced part depends on a statement of the host.
+        """
+        late = self._check()
+        declared = [e for e in ast.walk(self._tree) if isinstance(e, ast.Global | ast.Nonlocal)]
+        writer = _Writer(self, self._locals, declared)
+        traced = copy.copy(self._tree)
+        traced.body = writer.block(self._tree.body)
+        changed = frozenset[str]().union(*map(effects, self.hosts))
+        read = frozenset[str]().union(
+            *(attributes(each) for each in _statements(self._tree.body, self.hosts))
+        )
+        host = Host(lambda: None, [], late, changed - read, [])
+        functions = compiled_like(
+            self._function,
+            self._tree,
+            [traced, *writer.functions],
+            {_RECORD: host.record, _HELD: Held},
+        )
+        if isinstance(function, types.MethodType):
+            host.remaining = types.MethodType(functions[0], function.__self__)
+        else:
+            host.remaining = functions[0]
+        host.statements = functions[1:]
+        return host
+
+
+class _Writer:
+    """Writes the traced part of a function and the functions of the host's statements."""
+
+    def __init__(
+        self,
+        division: _Division,
+        variables: Collection[str],
+        declared: Sequence[ast.Global | ast.Nonlocal],
+    ):
+        self._division = division
+        self._index = {id(each): index for index, each in enumerate(division.hosts)}
+        self._locals, self._declared = {*variables}, declared
+        self._by_index: dict[int, ast.FunctionDef] = {}
+
+    @property
+    def functions(self) -> list[ast.FunctionDef]:
+        """The functions of the host's statements, in their order."""
+        return [self._by_index[index] for index in sorted(self._by_index)]
+
+    def block(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
+        """Return a block with the host's statements recorded."""
+        result: list[ast.stmt] = []
+        for each in body:
+            if id(each) in self._index:
+                result += self._recorded(each)
+                continue
+            fields = dict(ast.iter_fields(each))
+            for name in ("body", "orelse", "finalbody"):
+                if isinstance(fields.get(name), list) and not isinstance(
+                    each, ast.FunctionDef | ast.ClassDef
+                ):
+                    old = fields[name]
+                    fields[name] = self.block(old) or ([ast.Pass()] if old else [])
+            result.append(ast.copy_location(type(each)(**fields), each))
+        return result
+
+    def _recorded(self, statement: ast.stmt) -> list[ast.stmt]:
+        """Return what the traced part has in place of a statement of the host."""
+        index = self._index[id(statement)]
+        hoist = _Hoist(index, self._division.held_at[id(statement)])
+        new = statement
+        if isinstance(statement, _SIMPLE):
+            new = hoist.visit(copy.deepcopy(statement))
+        own = {*self._locals, *(name for name, _ in hoist.values)}
+        names = sorted(loaded(new) & own)
+        values = ast.Dict(
+            [ast.Constant(name) for name in names], [ast.Name(n, ast.Load()) for n in names]
+        )
+        call = ast.Call(ast.Name(_RECORD, ast.Load()), [ast.Constant(index), values], keywords=[])
+        self._by_index[index] = self._function(index, new, names)
+        lines: list[ast.stmt] = [
+            *(ast.Assign([ast.Name(name, ast.Store())], value) for name, value in hoist.values),
+            ast.Expr(call),
+        ]
+        for name in sorted(self._division.set_by(statement)):
+            line = ast.Constant(statement.lineno)
+            held = ast.Call(ast.Name(_HELD, ast.Load()), [ast.Constant(name), line], keywords=[])
+            lines.append(ast.Assign([ast.Name(name, ast.Store())], held))
+        if isinstance(statement, ast.Return):
+            lines.append(ast.Return(ast.Constant(None)))
+        return [ast.fix_missing_locations(ast.copy_location(each, statement)) for each in lines]
+
+    def _function(self, index: int, statement: ast.stmt, names: Sequence[str]) -> ast.FunctionDef:
+        body = [_Returns().visit(copy.deepcopy(statement))]
+        written = stored(statement)
+        declared = [
+            type(each)([name]) for each in self._declared for name in each.names if name in written
+        ]
+        result = ast.Return(ast.Call(ast.Name("locals", ast.Load()), [], []))
+        return definition(f"__abele_host_{index}", names, [*declared, *body, result], statement)
+
+
+class _Returns(ast.NodeTransformer):
+    """Replaces ``return value`` by a dictionary that says so."""
+
+    def visit_Return(self, node: ast.Return) -> ast.Return:
+        value = node.value or ast.Constant(None)
+        found = ast.Dict([ast.Constant(RETURNED)], [value])
+        return ast.copy_location(ast.Return(found), node)
+
+    def visit(self, node: ast.AST) -> Any:
+        """Visit a node, but not the functions inside, whose returns are their own."""
+        return node if isinstance(node, ast.FunctionDef | ast.Lambda) else super().visit(node)
+
+
+class _Hoist(ast.NodeTransformer):
+    """Moves the tensor expressions whose values a statement reads to the traced part."""
+
+    def __init__(self, index: int, held: Collection[str]):
+        self._index, self._held = index, {*held}
+        self.values: list[tuple[str, ast.expr]] = []
+
+    def visit(self, node: ast.AST) -> Any:
+        """Visit a node, but not what is computed under a condition, or repeatedly."""
+        return node if isinstance(node, _CONDITIONAL) else super().visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Hoist the tensor of a call that reads a value."""
+        call: Any = node
+        is_method = isinstance(node.func, ast.Attribute) and _is_reading(node)
+        if not is_method and not _is_conversion(node):
+            return self.generic_visit(node)
+        operand: ast.expr = call.func.value if is_method else call.args[0]
+        inner = any(_is_reading(each) for each in ast.walk(operand))
+        bare = isinstance(operand, ast.Name | ast.Constant)
+        if bare or inner or loaded(operand) & self._held:
+            return self.generic_visit(node)
+        name = f"{_HOISTED}{self._index}_{len(self.values)}"
+        self.values.append((name, operand))
+        value = ast.copy_location(ast.Name(name, ast.Load()), operand)
+        if is_method:
+            call.func.value = value
+        else:
+            call.args[0] = value
+        return node
+
+
+def _computes_nothing(statement: ast.stmt) -> bool:
+    """Return whether a statement only returns variables, or does nothing."""
+    if isinstance(statement, ast.Return) and statement.value is not None:
+        kinds = (ast.Name, ast.Tuple, ast.Dict, ast.List, ast.Constant, ast.Load)
+        return all(isinstance(each, kinds) for each in ast.walk(statement.value))
+    return isinstance(statement, ast.Pass | ast.Return)
+
+
+def _is_reading(node: ast.AST) -> bool:
+    """Return whether an expression reads the value of a tensor, or prints."""
+    if isinstance(node, ast.Subscript):  # a number of an optimizer
+        key = node.slice.value if isinstance(node.slice, ast.Constant) else None
+        return isinstance(node.ctx, ast.Load) and key == "lr"
+    if not isinstance(node, ast.Call):
+        return False
+    if isinstance(node.func, ast.Attribute):
+        return node.func.attr in _METHODS and not node.args
+    return isinstance(node.func, ast.Name) and node.func.id == "print"
+
+
+def _is_conversion(node: ast.Call) -> bool:
+    is_name = isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS
+    return is_name and len(node.args) == 1 and not node.keywords
+
+
+def _statements(body: Sequence[ast.stmt], hosts: Sequence[ast.stmt]) -> Iterator[ast.AST]:
+    """Yield the simple statements and conditions of a block that are not the host's."""
+    ids = {id(each) for each in hosts}
+    for each in body:
+        if id(each) in ids:
+            continue
+        blocks = [name for name in ("body", "orelse", "finalbody") if getattr(each, name, None)]
+        if not blocks or isinstance(each, ast.FunctionDef | ast.ClassDef):
+            yield each
+            continue
+        for name, value in ast.iter_fields(each):
+            if name in blocks:
+                yield from _statements(value, hosts)
+            else:
+                parts: list[Any] = value if is_list(value) else [value]
+                for part in parts:
+                    if isinstance(part, ast.expr | ast.withitem):
+                        yield part

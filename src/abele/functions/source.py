@@ -1,0 +1,174 @@
+"""Source of functions as syntax trees: what code reads, sets and changes, and new functions."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import inspect
+import textwrap
+import types
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+#: Definitions of functions that no file has.
+DEFINITIONS = weakref.WeakKeyDictionary[types.CodeType, ast.FunctionDef]()
+#: Variables and attributes.
+Names = frozenset[str]
+
+
+def parsed(function: types.FunctionType) -> ast.FunctionDef | None:
+    """Return the definition of a function; None if its source is not at hand."""
+    if function.__code__ in DEFINITIONS:
+        return copy.deepcopy(DEFINITIONS[function.__code__])
+    try:
+        source, first = inspect.getsourcelines(function.__code__)
+        tree = ast.parse(textwrap.dedent("".join(source)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    found = tree.body[0] if tree.body else None
+    if not isinstance(found, ast.FunctionDef) or found.name != function.__code__.co_name:
+        return None
+    if any(map(_is_mangled, ast.walk(found))):
+        return None  # a class gives these other names
+    ast.increment_lineno(tree, first - 1)
+    found.decorator_list = []
+    return found
+
+
+def _is_mangled(node: ast.AST) -> bool:
+    name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+    return str(name).startswith("__") and not str(name).endswith("__")
+
+
+def compiled_like(
+    function: types.FunctionType,
+    tree: ast.FunctionDef,
+    definitions: Sequence[ast.FunctionDef],
+    values: Mapping[str, Any],
+) -> list[types.FunctionType]:
+    """Compile functions with another one's globals and variables; the first has its defaults."""
+    outer = function.__code__.co_freevars
+    cells = dict(zip(outer, function.__closure__ or (), strict=True))
+    cells |= {name: types.CellType(value) for name, value in values.items()}
+    names = [each.name for each in definitions]
+    returned = ast.Return(ast.Tuple([ast.Name(n, ast.Load()) for n in names], ast.Load()))
+    factory = definition("__abele_factory", [*cells], [*definitions, returned], tree)
+    module = ast.fix_missing_locations(ast.Module([factory], []))
+    space: dict[str, Any] = {}
+    code = compile(module, function.__code__.co_filename, "exec", dont_inherit=True)
+    exec(code, function.__globals__, space)
+    result: list[types.FunctionType] = []
+    for each in space["__abele_factory"](*[None] * len(cells)):
+        closure = tuple(cells[name] for name in each.__code__.co_freevars)
+        made = types.FunctionType(
+            each.__code__, function.__globals__, each.__name__, None, closure or None
+        )
+        made.__module__ = function.__module__
+        result.append(made)
+    result[0].__defaults__, result[0].__kwdefaults__ = (
+        function.__defaults__,
+        function.__kwdefaults__,
+    )
+    return result
+
+
+def definition(
+    name: str, arguments: Sequence[str], body: Sequence[ast.stmt], like: ast.AST
+) -> ast.FunctionDef:
+    """Return the definition of a function at the place of other code."""
+    made: Any = ast.parse(f"def {name}({', '.join(arguments)}): pass").body[0]
+    made.body = list(body)
+    return ast.copy_location(made, like)
+
+
+def loaded(node: ast.AST) -> Names:
+    """Return the variables that a piece of code reads."""
+    inner = {
+        name
+        for each in ast.walk(node)
+        if isinstance(each, ast.comprehension)
+        for name in stored(each.target)
+    }
+    names = {
+        each.id
+        for each in ast.walk(node)
+        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load) and each.id not in inner
+    }
+    if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+        names.add(node.target.id)
+    return frozenset(names)
+
+
+def names_of(node: ast.AST) -> Names:
+    """Return the variables and attributes that a piece of code reads."""
+    return loaded(node) | attributes(node)
+
+
+def attributes(node: ast.AST) -> Names:
+    """Return the variables that a piece of code reads, and all attributes."""
+    return loaded(node) | {
+        each.attr
+        for each in ast.walk(node)
+        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Load)
+    }
+
+
+def stored(node: ast.AST) -> Names:
+    """Return the variables that a piece of code sets."""
+    return frozenset(
+        each.id
+        for each in ast.walk(node)
+        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+    )
+
+
+def effects(node: ast.AST) -> Names:
+    """Return the names of objects that a statement may change: ``losses`` of ``losses.append``."""
+    names = {*stored(node)}
+    for each in changed_expressions(node):
+        names |= chain(each)
+    return frozenset(names)
+
+
+def changed_expressions(node: ast.AST) -> Iterator[ast.expr]:
+    """Yield the expressions whose objects a statement changes: targets and receivers of calls."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Attribute | ast.Subscript) and isinstance(each.ctx, ast.Store):
+            yield each
+        elif isinstance(each, ast.Expr) and isinstance(each.value, ast.Call):
+            function = each.value.func
+            if isinstance(function, ast.Attribute):
+                yield function.value
+
+
+def chains(node: ast.AST) -> Iterator[ast.Name | ast.Attribute]:
+    """Yield the longest chains of attributes that a statement names, and its other variables."""
+    if isinstance(node, ast.Attribute | ast.Name) and root(node):
+        yield node
+        return
+    for each in ast.iter_child_nodes(node):
+        yield from chains(each)
+
+
+def root(node: ast.AST) -> str:
+    """Return the variable that a chain of attributes begins with; empty for other expressions."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def base(node: ast.AST) -> str:
+    """Return the variable of a subscript chain; empty for attributes."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def chain(node: ast.AST) -> set[str]:
+    """Return the last name of an attribute chain: ``losses`` of ``self.losses[0]``."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    if isinstance(node, ast.Attribute):
+        return {node.attr}
+    return {node.id} if isinstance(node, ast.Name) and node.id != "self" else set()
