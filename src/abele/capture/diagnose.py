@@ -159,13 +159,14 @@ class _NoPrinting(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def explained(*, shows: bool = False) -> Generator[None]:
+def explained(*, shows: bool = False, subject: str = "forward") -> Generator[None]:
     """Translate torch's errors for a forward that cannot be captured, in a ``with`` block.
 
     Every other exception of the user's forward passes unchanged.
 
     Args:
         shows: forward may print, format and pickle tensors, of which torch shows the shape alone.
+        subject: what is captured, at the beginning of messages.
 
     Raises:
         DataDependentError: it reads a value, which a trace does not have.
@@ -177,17 +178,17 @@ def explained(*, shows: bool = False) -> Generator[None]:
         mode.check_writes()
     except Exception as error:
         if _is_data_dependent(error):
-            raise DataDependentError(_sentence(error)) from error
+            raise DataDependentError(_sentence(error, subject)) from error
         if isinstance(error, RuntimeError) and any(text in str(error) for text in _NOT_DENSE):
             file, line, code = user_frame(error)
             raise CaptureError(
-                "forward makes a tensor that is not dense, at "
+                f"{subject} makes a tensor that is not dense, at "
                 f"{file}:{line}: `{code}`; a program computes with dense tensors. {INSTEAD}"
             ) from error
         if isinstance(error, RuntimeError) and any(text in str(error) for text in _SWAPPED):
             file, line, code = user_frame(error)
             raise CaptureError(
-                "forward puts other tensors in the place of parameters, at "
+                f"{subject} puts other tensors in the place of parameters, at "
                 f"{file}:{line}: `{code}`. A program keeps the tensors it was compiled with. Call "
                 "module.to() and the like before the model is wrapped, and exchange values by "
                 "`a.data, b.data = b.data, a.data`."
@@ -202,17 +203,29 @@ def _is_data_dependent(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _NEEDS_DATA)
 
 
-def _sentence(error: Exception) -> str:
+_IN_FUNCTIONS = (
+    "Numbers that are only logged or returned: return the tensor, and call item() in a statement "
+    "of the decorated function itself, or after its call. Others: use tensor operations such as "
+    "torch.where."
+)
+_IN_LOOPS = " A loop over batches: decorate a function of one batch, which the loop calls."
+
+
+def _sentence(error: Exception, subject: str) -> str:
     file, line, code = user_frame(error)
     if is_library(file):  # in backward no line of the user's is under way
         return (
-            "The gradient of an operation in forward needs the value of a tensor while the program "
-            "is being captured, as does that of x[mask] = values with a boolean mask. Use tensor "
-            "operations such as torch.where(mask, values, x)."
+            f"The gradient of an operation in {subject.lower()} needs the value of a tensor while "
+            "the program is being captured, as does that of x[mask] = values with a boolean mask. "
+            "Use tensor operations such as torch.where(mask, values, x)."
         )
-    return (
-        "forward reads the value of a tensor while the program is being captured, "
+    read = (
+        f"{subject} reads the value of a tensor while the program is being captured, "
         f"at {file}:{line}: `{code}`. {_on_shapes(error)}"
+    )
+    if subject != "forward":
+        return read + _IN_FUNCTIONS + (_IN_LOOPS if code.startswith("for ") else "")
+    return read + (
         "A static program has no values yet, only shapes and dtypes. Avoid .item(), "
         "int(tensor), `if tensor`, .tolist() and printing in forward: use tensor operations such "
         "as torch.where, or branch on shapes. Pass num_classes to one_hot, a momentum to "

@@ -379,13 +379,18 @@ class _Capture:
             without_output(),
             self._observed(),
             self.steps.replaced(),
-            explained(),
+            explained(subject="The function"),
             scopes.recording(modules),
             portable_functions(training=torch.is_grad_enabled(), whole_layers=self._whole_layers),
             compiled_functions_run_plainly(),
         ):
             result = self._function(*args, **kwargs)
         self._arguments.require_unchanged(args, kwargs)
+        if any(each.requires_grad for each in inputs):
+            raise CaptureError(
+                "The function sets requires_grad of an argument, whose gradient would stay in it. "
+                "Begin with detach() of the argument."
+            )
         return result
 
     def _refuse_modules(self) -> None:
@@ -440,7 +445,7 @@ class _Capture:
         for kind, original in zip(zeroing, zero_grads, strict=True):
             kind.zero_grad = emptying(original)
         try:
-            with _RealTensors(self._grads):
+            with _RealTensors(self._grads, self.adopted):
                 yield
         finally:
             torch.autograd.backward, torch.autograd.grad = before  # type: ignore[misc]
@@ -609,9 +614,9 @@ class _GradJournal:
 class _RealTensors(TorchFunctionMode):
     """A mode for what a traced function does to real tensors beside computing with them."""
 
-    def __init__(self, grads: _GradJournal):
+    def __init__(self, grads: _GradJournal, adopted: Adopted):
         super().__init__()
-        self._grads = grads
+        self._grads, self._adopted = grads, adopted
 
     def __torch_function__(
         self, func: Callable[..., Any], kinds: Any, args: Any = (), kwargs: Any = None
@@ -624,7 +629,7 @@ class _RealTensors(TorchFunctionMode):
                     "captured."
                 )
             if func == _Tensor.data.__set__:
-                return _assign(*args)
+                return self._assign(*args)
             if func in _OF_GRADIENT:
                 self._grads.read = True
                 self._grads.note(first)
@@ -632,14 +637,13 @@ class _RealTensors(TorchFunctionMode):
                     self._grads.note_emptied([first])
         return func(*args, **(kwargs or {}))
 
-
-def _assign(tensor: torch.Tensor, value: Any) -> None:
-    """Write assigned data into a tensor's own memory."""
-    fits = isinstance(value, _torch.FakeTensor) and value.dtype == tensor.dtype
-    if not fits or value.shape != tensor.shape:
-        raise CaptureError(
-            f"The function assigns to the data of a tensor, at {user_line()}: another tensor that "
-            "it did not compute, or one of another shape or type. Use copy_()."
-        )
-    with torch.no_grad():
-        tensor.copy_(value)
+    def _assign(self, tensor: torch.Tensor, value: Any) -> None:
+        """Write assigned data into a tensor's own memory."""
+        fits = isinstance(value, _torch.FakeTensor) and value.dtype == tensor.dtype
+        if not fits or value.shape != tensor.shape or self._adopted.has(value):
+            raise CaptureError(
+                f"The function assigns to the data of a tensor, at {user_line()}: another tensor "
+                "that it did not compute, or one of another shape or type. Use copy_()."
+            )
+        with torch.no_grad():
+            tensor.copy_(value)

@@ -125,3 +125,35 @@ def test_a_thread_that_trains_during_a_capture_is_left_alone(monkeypatch):
     for mine, theirs in zip(other.model.parameters(), twin.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
         assert torch.equal(mine.grad, theirs.grad)
+
+
+@stays_eager(match="sets requires_grad of an argument")
+def test_the_gradient_of_an_argument(wrap):
+    task = Task()
+
+    @wrap
+    def attacked(x, y):
+        x.requires_grad_(True)
+        task.loss(x, y).backward()
+        return (x + 0.1 * x.grad.sign()).detach()
+
+    def call(i):
+        x, y = batch(i)
+        return attacked(x, y), x.grad, x.requires_grad
+
+    return call, lambda: task
+
+
+@stays_eager(match="assigns to the data of a tensor")
+def test_averaged_weights_are_put_in_the_place_of_others_and_back(wrap):
+    task, average = Task(), torch.nn.Linear(5, 3)
+
+    @wrap
+    def evaluated(x, y):
+        before = task.model.weight.data
+        task.model.weight.data = average.weight.data
+        loss = task.loss(x, y).detach()
+        task.model.weight.data = before
+        return loss
+
+    return lambda i: evaluated(*batch(i)), lambda: (task, average)
