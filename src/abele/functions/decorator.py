@@ -13,6 +13,7 @@ import inspect
 import os
 import threading
 import traceback
+import types
 import weakref
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar, cast, overload
@@ -26,12 +27,12 @@ from abele.errors import AbeleError, CaptureError, DataDependentError, TargetErr
 from abele.functions.arguments import Arguments
 from abele.functions.capture import CapturedCall, ChangesError, capture, code_of
 from abele.functions.compiled import CompiledCall
-from abele.functions.division import divide
+from abele.functions.division import TRAINING, divide
 from abele.functions.frames import Frame, Frames
 from abele.functions.guards import Guards
 from abele.functions.host import Host
 from abele.functions.prologue import Prologue, split
-from abele.functions.state import NotYetError, Reached
+from abele.functions.state import NotYetError, Reached, holds_tensors
 from abele.kernels.build import cache_folder
 from abele.program.core import is_library
 from abele.storage.files import prune
@@ -50,15 +51,26 @@ class EagerWarning(UserWarning):
 
 
 def _line_in(function: Callable[..., Any], error: BaseException) -> int | None:
-    """Return the line of a function's own code at which an error was raised; None if below it."""
-    code = code_of(function)
+    """Return the line of a function's own code at which a value was read; None if none did.
+
+    Functions that it calls may read one if they only compute with what they are given: they train
+    nothing, and reach no tensors by other ways.
+    """
+    code, line = code_of(function), None
     while error.__cause__ is not None:
         error = error.__cause__
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not is_library(frame.filename):
-            is_own = code and (frame.filename, frame.name) == (code.co_filename, code.co_name)
-            return frame.lineno if is_own else None
-    return None
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        if frame.f_code is code or (code and _is_like(frame.f_code, code)):
+            line = number
+        elif line is not None and not is_library(frame.f_code.co_filename):
+            called = Frame(frame.f_code, frame.f_globals, {})
+            if called.mentions(TRAINING) or any(holds_tensors(v) for _, v in called.globals()):
+                return None
+    return line
+
+
+def _is_like(code: types.CodeType, own: types.CodeType) -> bool:
+    return (code.co_filename, code.co_name) == (own.co_filename, own.co_name)
 
 
 class _Bound:

@@ -13,7 +13,7 @@ import copy
 import sys
 import types
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -24,14 +24,15 @@ from abele.functions.source import (
     Names,
     attributes,
     base,
+    chain,
     chains,
     changed_expressions,
     compiled_like,
     definition,
     effects,
     loaded,
-    names_of,
     parsed,
+    reason_to_wait,
     root,
     stored,
 )
@@ -45,10 +46,16 @@ _HOISTED = "__abele_value_"
 _DRAWS = frozenset(
     ("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "bernoulli", "multinomial")
 )
+_METHODS_OF_DATA = frozenset((*dir(torch.Tensor), *dir(list), *dir(dict), *dir(str), *dir(set)))
 _BACKWARD = frozenset({"backward", "autograd", "requires_grad_"})
+#: Names of code that a statement of the host does not run.
+TRAINING = _BACKWARD | _DRAWS | {"step", "zero_grad", "dropout"}
 _UNKNOWN: Any = object()
-_SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Delete)
-_LEAVES = (ast.Return, ast.Raise, ast.Break, ast.Continue)
+_SIMPLE = (
+    *(ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Delete),
+    ast.Assert,
+)
+_LEAVES = (ast.Return, ast.Raise, ast.Assert, ast.Break, ast.Continue)
 _CONDITIONAL = (
     *(ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
     *(ast.IfExp, ast.BoolOp),
@@ -168,7 +175,7 @@ class _Division:
 
     def _is_host(self, statement: ast.stmt, held: set[str]) -> bool:
         if isinstance(statement, _SIMPLE):
-            changes = effects(statement) & self._changed or self._writes_elsewhere(statement)
+            changes = self._effects(statement) & self._changed or self._writes_elsewhere(statement)
             if self._reads(statement, held) or changes:
                 self._found[id(statement)] = statement
                 return True
@@ -177,7 +184,7 @@ class _Division:
             return True
         before = dict(self._found)
         conditional = isinstance(statement, ast.If | ast.For | ast.While)
-        if isinstance(statement, ast.If) and loaded(statement.test) & held:
+        if isinstance(statement, ast.If) and self._depends(statement.test, held):
             self._found[id(statement)] = statement
             return True
         whole, after = True, set(held)
@@ -193,13 +200,36 @@ class _Division:
         held |= after
         return False
 
+    def _depends(self, node: ast.AST, held: set[str]) -> bool:
+        """Return whether code reads a value, or what the host has read."""
+        if loaded(node) & held or self._has_failed(node):
+            return True
+        return any(_is_reading(each) for each in ast.walk(node))
+
     def _reads(self, statement: ast.stmt, held: set[str]) -> bool:
-        if loaded(statement) & held:
+        if self._depends(statement, held):
             return True
-        lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
-        if self._lines.intersection(lines):
-            return True
-        return any(_is_reading(each) for each in ast.walk(statement))
+        if (called := _called(statement)) is not None:
+            failed = filter(self._has_failed, self._found.values())
+            return called in map(_called, failed)  # that method changes its object
+        if isinstance(statement, ast.Return) and _looks_up(statement):
+            changed = frozenset[str]().union(*map(self._effects, self._found.values()))
+            return bool(loaded(statement) & (changed - self._locals))
+        return False
+
+    def _has_failed(self, statement: ast.AST) -> bool:
+        """Return whether tracing has failed in a statement, maybe below a function it calls."""
+        ends: Any = statement
+        lines = range(ends.lineno, (ends.end_lineno or ends.lineno) + 1)
+        return bool(self._lines.intersection(lines))
+
+    def _effects(self, statement: ast.AST) -> Names:
+        """Return the names of objects that a statement may change."""
+        names = effects(statement)
+        if self._has_failed(statement):  # functions may change what they are given
+            calls = [each for each in ast.walk(statement) if isinstance(each, ast.Call)]
+            names |= {part for each in calls for arg in each.args for part in chain(arg)}
+        return names
 
     def _writes_elsewhere(self, statement: ast.stmt) -> bool:
         """Return whether a statement calls a method of a list, file, logger or the like."""
@@ -226,7 +256,7 @@ class _Division:
         """Return whether each statement of the host comes after everything traced."""
         late = self._late(self._tree.body, following=False)
         traced = _statements(self._tree.body, self.hosts)
-        names = frozenset[str]().union(*map(names_of, traced))
+        names = frozenset[str]().union(*map(attributes, traced))
         for each in self.hosts:
             if attributes(each) & _BACKWARD:
                 raise self._refusal(each.lineno, "computes gradients with the value of a tensor")
@@ -236,6 +266,8 @@ class _Division:
                 )
             if not late[id(each)]:
                 self._check_early(each, names)
+            if self._has_failed(each):
+                self._require_no_modules(each)
         for each in ast.walk(self._tree):
             if isinstance(each, ast.Try) and self.hosts:
                 raise self._refusal(each.lineno, "is a try, in a function with numbers of tensors")
@@ -246,7 +278,10 @@ class _Division:
         inside = [each for each in ast.walk(statement) if isinstance(each, _LEAVES)]
         if any(not isinstance(each, ast.Return) or each is not statement for each in inside):
             raise self._refusal(statement.lineno, "ends the call early by the value of a tensor")
-        if (effects(statement) - self._locals) & names:
+        for each in ast.walk(statement):
+            if isinstance(each, ast.Call):
+                self._check_early_call(each, names)
+        if (self._effects(statement) - self._locals) & names:
             raise self._refusal(statement.lineno, "changes an object that is read afterwards")
         rest = statement
         if isinstance(statement, _SIMPLE):  # the tensors that it reads are computed in their place
@@ -261,6 +296,30 @@ class _Division:
                 raise self._refusal(
                     statement.lineno,
                     f"uses {ast.unparse(each)} before the function goes on to change it",
+                )
+
+    def _check_early_call(self, call: ast.Call, names: Names) -> None:
+        """Check what a statement calls that has to run later than where it stands."""
+        called, what = self._value(call.func), ast.unparse(call.func)
+        if called is _UNKNOWN:
+            is_method = isinstance(call.func, ast.Attribute) and call.func.attr in _METHODS_OF_DATA
+            reason = None if is_method else "is not known"
+        else:
+            reason = reason_to_wait(called, names)
+        if reason is not None:
+            raise self._refusal(
+                call.lineno,
+                f"calls {what} with a number before the rest of the step, and {what} {reason}. Put "
+                "the statement behind the step",
+            )
+
+    def _require_no_modules(self, statement: ast.stmt) -> None:
+        for each in ast.walk(statement):
+            if isinstance(each, ast.Call) and isinstance(self._value(each.func), torch.nn.Module):
+                called = ast.unparse(each)
+                raise self._refusal(
+                    statement.lineno,
+                    f"computes {called} and reads numbers of it. Give {called} a line of its own",
                 )
 
     def _is_of_state(self, node: ast.expr) -> bool:
@@ -325,11 +384,11 @@ class _Division:
         writer = _Writer(self, self._locals, declared)
         traced = copy.copy(self._tree)
         traced.body = writer.block(self._tree.body)
-        changed = frozenset[str]().union(*map(effects, self.hosts))
+        changed = frozenset[str]().union(*map(self._effects, self.hosts))
         read = frozenset[str]().union(
             *(attributes(each) for each in _statements(self._tree.body, self.hosts))
         )
-        host = Host(lambda: None, [], late, changed - read, [])
+        host = Host(lambda: None, [], late, changed - read, [], self._self_name)
         functions = compiled_like(
             self._function,
             self._tree,
@@ -389,10 +448,10 @@ class _Writer:
             new = hoist.visit(copy.deepcopy(statement))
         own = {*self._locals, *(name for name, _ in hoist.values)}
         names = sorted(loaded(new) & own)
-        values = ast.Dict(
-            [ast.Constant(name) for name in names], [ast.Name(n, ast.Load()) for n in names]
-        )
-        call = ast.Call(ast.Name(_RECORD, ast.Load()), [ast.Constant(index), values], keywords=[])
+        # A loop's own variables may not be set yet.
+        values = ast.parse(f"{{n: v for n, v in locals().items() if n in {names!r}}}").body[0]
+        given = [ast.Constant(index), cast("ast.Expr", values).value]
+        call = ast.Call(ast.Name(_RECORD, ast.Load()), given, keywords=[])
         self._by_index[index] = self._function(index, new, names)
         lines: list[ast.stmt] = [
             *(ast.Assign([ast.Name(name, ast.Store())], value) for name, value in hoist.values),
@@ -413,7 +472,8 @@ class _Writer:
             type(each)([name]) for each in self._declared for name in each.names if name in written
         ]
         result = ast.Return(ast.Call(ast.Name("locals", ast.Load()), [], []))
-        return definition(f"__abele_host_{index}", names, [*declared, *body, result], statement)
+        arguments = [f"{name}=None" for name in names]
+        return definition(f"__abele_host_{index}", arguments, [*declared, *body, result], statement)
 
 
 class _Returns(ast.NodeTransformer):
@@ -461,12 +521,26 @@ class _Hoist(ast.NodeTransformer):
         return node
 
 
+def _called(statement: ast.stmt) -> str | None:
+    """Return what a statement calls without using the result; None for other statements."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        return ast.unparse(statement.value.func)
+    return None
+
+
+def _looks_up(statement: ast.Return) -> bool:
+    """Return whether a statement returns an item or attribute, and computes nothing."""
+    kinds = (ast.expr_context, ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.Tuple)
+    value = statement.value
+    return value is not None and all(isinstance(each, kinds) for each in ast.walk(value))
+
+
 def _computes_nothing(statement: ast.stmt) -> bool:
-    """Return whether a statement only returns variables, or does nothing."""
+    """Return whether a statement only returns variables, checks something, or does nothing."""
     if isinstance(statement, ast.Return) and statement.value is not None:
         kinds = (ast.Name, ast.Tuple, ast.Dict, ast.List, ast.Constant, ast.Load)
         return all(isinstance(each, kinds) for each in ast.walk(statement.value))
-    return isinstance(statement, ast.Pass | ast.Return)
+    return isinstance(statement, ast.Pass | ast.Return | ast.Assert)
 
 
 def _is_reading(node: ast.AST) -> bool:

@@ -31,6 +31,7 @@ class Host:
         statements: functions of the host's statements; each returns the variables that it sets.
         late: which statements run at their own place, because nothing traced follows them.
         effects: names of attributes and variables whose objects the statements change.
+        receiver: the name of a method's first argument, which the division has looked at.
         is_reached: returns whether an object exists outside of a call.
         fresh: by event and variable, the ``id`` of a container that the traced call has made.
         events: statements that the latest call of ``remaining`` met, with the variables they read.
@@ -41,6 +42,7 @@ class Host:
     late: Sequence[bool]
     effects: frozenset[str]
     events: list[tuple[int, dict[str, Any]]]
+    receiver: str = ""
     is_reached: Callable[[Any], bool] = lambda value: False
     fresh: dict[tuple[int, str], int] = dataclasses.field(default_factory=dict[Any, int])
     _contents: list[tuple[Any, list[int]]] = dataclasses.field(default_factory=list[Any])
@@ -73,7 +75,7 @@ class Host:
                 self.fresh[len(self.events), name] = id(value)
                 self._contents.append((value, _parts(value)))
         if not self.late[index]:
-            _check_early_values(variables)
+            _check_early_values({n: v for n, v in variables.items() if n != self.receiver})
             variables = {name: _as_now(value) for name, value in variables.items()}
         self.events.append((index, variables))
 
@@ -142,12 +144,14 @@ class Held:
     __bool__ = __float__ = __int__ = __index__ = __iter__ = __len__ = __getitem__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
     __rtruediv__ = __neg__ = __lt__ = __le__ = __gt__ = __ge__ = __call__ = __format__ = _refuse
+    __eq__ = __ne__ = __contains__ = _refuse  # type: ignore[assignment]
+    __hash__ = object.__hash__
 
 
 def _check_early_values(variables: Mapping[str, Any]) -> None:
     """Refuse objects whose tensors the function may go on to change."""
     for name, value in variables.items():
-        if name != "self" and not isinstance(value, torch.Tensor) and _holds_real(value):
+        if not isinstance(value, torch.Tensor) and _holds_real(value):
             raise CaptureError(
                 f"A statement with a number of a tensor, or a change of a Python object, uses "
                 f"{name} before the function goes on to change it. Put the statement last."

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import copy
+import dis
 import inspect
 import textwrap
 import types
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from abele.functions.frames import is_installed, is_of_library
 
 #: Definitions of functions that no file has.
 DEFINITIONS = weakref.WeakKeyDictionary[types.CodeType, ast.FunctionDef]()
@@ -62,7 +66,7 @@ def compiled_like(
     for each in space["__abele_factory"](*[None] * len(cells)):
         closure = tuple(cells[name] for name in each.__code__.co_freevars)
         made = types.FunctionType(
-            each.__code__, function.__globals__, each.__name__, None, closure or None
+            each.__code__, function.__globals__, each.__name__, each.__defaults__, closure or None
         )
         made.__module__ = function.__module__
         result.append(made)
@@ -82,6 +86,47 @@ def definition(
     return ast.copy_location(made, like)
 
 
+_EXITS = frozenset({"exit", "_exit", "quit", "abort"})
+_OF_EVERYBODY = frozenset((*dir(builtins), *dir(list), *dir(dict), *dir(str), "torch", "math"))
+
+
+def reason_to_wait(function: Any, names: Names, depth: int = 3) -> str | None:
+    """Return why a function cannot be called later than where it stands; None if it can.
+
+    Functions of libraries are taken to raise nothing, and to change nothing that others read.
+
+    Args:
+        function: it, or another object that is called.
+        names: variables and attributes that the code reads before which it stands.
+        depth: how many functions of the user's may call each other.
+    """
+    kinds = (types.BuiltinFunctionType, type, types.FunctionType, types.MethodType)
+    owner = getattr(function, "__self__", None)
+    if not isinstance(function, kinds):
+        owner, function = function, inspect.getattr_static(function, "__call__", None)
+    plain = getattr(function, "__func__", function)
+    if getattr(plain, "__name__", "") in _EXITS:
+        return "exits"
+    if not isinstance(plain, types.FunctionType) or is_installed(plain):
+        return None
+    if is_of_library(plain.__module__):
+        return None
+    code = plain.__code__
+    if any(each.opname == "RAISE_VARARGS" for each in dis.get_instructions(code)):
+        return "may raise an error"
+    own = frozenset((*code.co_names, *code.co_freevars, *code.co_cellvars))
+    common = (own & names) - _OF_EVERYBODY
+    if common:
+        return f"may change {', '.join(sorted(common))}, which the step reads"
+    for name in own:
+        called = plain.__globals__.get(name, inspect.getattr_static(owner, name, None))
+        if isinstance(called, types.FunctionType) or name in _EXITS:
+            reason = reason_to_wait(called, names, depth - 1) if depth else "calls many others"
+            if reason is not None or name in _EXITS:
+                return reason or "exits"
+    return None
+
+
 def loaded(node: ast.AST) -> Names:
     """Return the variables that a piece of code reads."""
     inner = {
@@ -95,14 +140,8 @@ def loaded(node: ast.AST) -> Names:
         for each in ast.walk(node)
         if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load) and each.id not in inner
     }
-    if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-        names.add(node.target.id)
-    return frozenset(names)
-
-
-def names_of(node: ast.AST) -> Names:
-    """Return the variables and attributes that a piece of code reads."""
-    return loaded(node) | attributes(node)
+    changed = [each.target for each in ast.walk(node) if isinstance(each, ast.AugAssign)]
+    return frozenset(names | {each.id for each in changed if isinstance(each, ast.Name)})
 
 
 def attributes(node: ast.AST) -> Names:

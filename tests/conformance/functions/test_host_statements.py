@@ -3,8 +3,11 @@
 import collections
 import io
 import logging
+import math
+import sys
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
@@ -222,7 +225,195 @@ def test_a_counter_that_the_loss_reads(wrap):
     return lambda i: step(*batch(i)), lambda: (task, box)
 
 
+@pytest.mark.parametrize("form", ["loop", "indices", "text", "helper", "meter", "asserted"])
+def test_logs_behind_a_step(form):
+    def build(wrap):
+        return logging_step(wrap, form)
+
+    compiles(programs=1)(build)()
+
+
+def share(logits, y):
+    return (logits.argmax(1) == y).float().mean().item()
+
+
+class Meter:
+    total = 0.0
+
+    def update(self, value, count):
+        self.total += float(value) * count
+
+
+def logging_step(wrap, form):
+    task, log, meter = Task(), {}, Meter()
+
+    def trained(x, y):
+        logits = task.model(x)
+        parts = {"a": F.cross_entropy(logits, y), "b": logits.square().mean()}
+        task.update(sum(parts.values()))
+        return logits, parts
+
+    @wrap
+    def loop(x, y):
+        _, parts = trained(x, y)
+        for name, part in parts.items():
+            log.setdefault(name, []).append(part.item())
+
+    @wrap
+    def indices(x, y):
+        values = list(trained(x, y)[1].values())
+        for i in range(2):
+            log[i] = values[i].item()
+
+    @wrap
+    def text(x, y):
+        _, parts = trained(x, y)
+        line = ""
+        for name, part in parts.items():
+            line += f"{name}={part.item():.6f} "
+        log["line"] = line
+
+    @wrap
+    def helper(x, y):
+        logits, _ = trained(x, y)
+        log["share"] = share(logits, y)
+        return log["share"]
+
+    @wrap
+    def meters(x, y):
+        logits, parts = trained(x, y)
+        meter.update(parts["a"].detach(), len(x))
+        meter.update(share(logits, y), len(x))
+        return meter.total
+
+    @wrap
+    def asserted(x, y):
+        loss = trained(x, y)[1]["a"]
+        value = loss.item()
+        assert value == value
+        assert not torch.isnan(loss)
+
+    step = {"meter": meters}.get(form) or locals()[form]
+    return lambda i: step(*batch(i)), lambda: (task, log, vars(meter))
+
+
 # -- statements that a program can not go around ----------------------------------------
+
+
+def require_finite(value):
+    if not math.isfinite(value):
+        raise FloatingPointError("nan")
+
+
+@pytest.mark.parametrize("ending", ["raises", "exits", "asserts"])
+def test_a_check_before_the_update_ends_the_call(ending):
+    def build(wrap):
+        task = Task()
+
+        @wrap
+        def raises(x, y):
+            loss = task.loss(x, y)
+            require_finite(loss.item())
+            return task.update(loss)
+
+        @wrap
+        def exits(x, y):
+            loss = task.loss(x, y)
+            if not math.isfinite(loss.item()):
+                sys.exit(1)
+            return task.update(loss)
+
+        @wrap
+        def asserts(x, y):
+            loss = task.loss(x, y)
+            value = loss.item()
+            assert value == value
+            return task.update(loss)
+
+        step = locals()[ending]
+
+        def call(i):
+            x, y = batch(i)
+            try:
+                return step(x * (float("nan") if i == 3 else 1), y)
+            except (FloatingPointError, AssertionError, SystemExit) as error:
+                return type(error).__name__
+
+        return call, lambda: task
+
+    stays_eager(match="may raise an error|sys.exit exits|ends the call early")(build)()
+
+
+@pytest.mark.parametrize("name", ["weigh", "keep", "exit_if"])
+def test_a_helper_that_is_called_before_the_update_changes_what_it_reads(name):
+    match = {
+        "weigh": "weigh may change weight, which the step reads",
+        "keep": "keep may change task, which the step reads",
+        "exit_if": "exit_if exits",
+    }
+
+    def build(wrap):
+        task, weight, best = Task(), {"now": 1.0}, {}
+
+        def weigh(value):
+            weight["now"] = 1 / (1 + value)
+
+        class Keep:
+            def __call__(self, value):
+                best["state"] = {k: v.clone() for k, v in task.model.state_dict().items()}
+
+        def exit_if(value):
+            if value > 1e9:
+                sys.exit(1)
+
+        keep = Keep()
+
+        @wrap
+        def with_weigh(x, y):
+            loss = task.loss(x, y)
+            weigh(loss.item())
+            return task.update(loss * weight["now"])
+
+        @wrap
+        def with_keep(x, y):
+            loss = task.loss(x, y)
+            keep(loss.item())
+            return task.update(loss)
+
+        @wrap
+        def with_exit_if(x, y):
+            loss = task.loss(x, y)
+            exit_if(loss.item())
+            return task.update(loss)
+
+        step = locals()[f"with_{name}"]
+        return lambda i: step(*batch(i)), lambda: (task, weight, best)
+
+    stays_eager(match=match[name])(build)()
+
+
+@stays_eager(match=r"computes task\.model\(x\) and reads numbers of it")
+def test_a_helper_that_reads_numbers_of_a_model(wrap):
+    task = Task()
+
+    @wrap
+    def step(x, y):
+        task.update(task.loss(x, y))
+        return share(task.model(x), y)
+
+    return lambda i: step(*batch(i)), lambda: task
+
+
+@stays_eager(match="A loop over batches: decorate a function of one batch")
+def test_an_epoch(wrap):
+    task, data = Task(), torch.utils.data.TensorDataset(*batch(0))
+
+    @wrap
+    def epoch(shuffled):
+        for x, y in torch.utils.data.DataLoader(data, batch_size=2, shuffle=shuffled):
+            task.update(task.loss(x, y))
+
+    return lambda i: epoch(False), lambda: task
 
 
 @stays_eager(match="computes gradients with the value of a tensor")
@@ -260,7 +451,7 @@ def test_a_step_that_skips_nan(wrap):
     return call, lambda: (task, skipped)
 
 
-@stays_eager(match="reads the value of a tensor")
+@stays_eager(match="ends the call early by the value of a tensor")
 def test_steps_until_the_loss_is_small(wrap):
     task = Task()
 
