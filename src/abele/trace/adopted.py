@@ -85,6 +85,7 @@ class Adopted:
         self.tensors: list[torch.Tensor] = []
         self.read: dict[torch.Tensor, torch.Tensor] = {}
         self._slots: dict[int, _Memory] = {}
+        self._looked_at: dict[torch.Tensor, torch.Tensor] = {}
 
     def stand_in(
         self, trace: _torch.Interception, mode: _torch.FakeTensorMode, value: torch.Tensor
@@ -115,15 +116,21 @@ class Adopted:
         return fake
 
     def value_of(self, node: torch.fx.Node) -> torch.Tensor | None:
-        """Return the value of a small slot, which the program then depends on; else None.
+        """Return the value of a small slot, on which the program depends if it is used; else None.
 
-        That of an input is another one at each call.
+        That of an input or a number is another one at each call.
         """
         for slot in self._slots.values():
-            if slot.node is node and slot.role is not Role.INPUT:
+            if slot.node is node and slot.role not in (Role.INPUT, Role.HYPER):
                 small = slot.laid.numel() <= _MOST_READ
-                return self.read.setdefault(slot.laid, slot.laid.clone()) if small else None
+                return self._looked_at.setdefault(slot.laid, slot.laid.clone()) if small else None
         return None
+
+    def note_read(self, *, used: bool) -> None:
+        """Note that the trace has used the values that it has looked at, or not."""
+        if used:
+            self.read = self._looked_at | self.read
+        self._looked_at = {}
 
     def has(self, tensor: torch.Tensor) -> bool:
         """Return whether a traced tensor is in the memory of a slot."""

@@ -209,6 +209,8 @@ class _Memo:
     def _traced(self, function: OpOverload, args: Arguments, kwargs: Keywords, trace: Trace) -> Any:
         if _OF_VALUES.intersection(function.tags):
             constants = results(function, args, kwargs, self._constant_value)
+            if self._adopted is not None:
+                self._adopted.note_read(used=constants is not None)
             if constants is not None:
                 return self._as_constants(constants)
 

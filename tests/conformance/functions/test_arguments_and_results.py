@@ -126,6 +126,17 @@ def test_an_argument_is_written(wrap):
 
 
 @compiles(programs=1)
+def test_rows_of_outputs_by_their_numbers(wrap):
+    task = Task()
+
+    @wrap
+    def step(x, y, index):
+        return task.update(F.cross_entropy(task.model(x)[index], y))
+
+    return lambda i: step(*batch(i), torch.randperm(4)), lambda: task
+
+
+@compiles(programs=1)
 def test_rows_of_a_buffer_are_written(wrap):
     buffer = torch.zeros(10, 5)
 
