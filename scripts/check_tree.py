@@ -18,7 +18,7 @@ UNCLEAR = re.compile(
 # Lines of Python and C++ per folder, in hundreds. They only go down: a commit that raises one says
 # which published program, test of the original or row of a benchmark needs it.
 BUDGETS = {
-    "src": 1097,
+    "src": 1104,
     "src/abele/_torch": 18,
     "src/abele/arena": 12,
     "src/abele/capture": 35,
@@ -27,7 +27,7 @@ BUDGETS = {
     "src/abele/differences": 12,
     "src/abele/dynamo": 7,
     "src/abele/fit": 15,
-    "src/abele/functions": 42,
+    "src/abele/functions": 48,
     "src/abele/kernels": 121,
     "src/abele/ops": 20,
     "src/abele/passes": 29,
@@ -40,7 +40,7 @@ BUDGETS = {
     "src/abele/step": 15,
     "src/abele/storage": 12,
     "src/abele/targets": 128,
-    "src/abele/trace": 33,
+    "src/abele/trace": 34,
     "src/cosmictagger": 103,
     "src/gcipuinfo": 1,
     "src/gctools": 11,
@@ -48,7 +48,7 @@ BUDGETS = {
     "src/popdist": 31,
     "src/poptorch": 170,
     "src/sambaflow": 33,
-    "tests": 896,
+    "tests": 902,
     "tests/unit/port": 59,
     "benchmarks": 80,
 }

@@ -9,31 +9,13 @@ import torch
 
 from abele import _torch
 from abele.errors import CaptureError
+from abele.functions import batches
 from abele.functions.frames import PLAIN
 from abele.functions.state import same
+from abele.functions.varying import Unread
 from abele.program import Role
 from abele.program.aliasing import other_kind
 from abele.trace.adopted import Named
-
-
-class Unread:
-    """Stands for an argument while a call is captured to find out whether anything reads it.
-
-    It is no number, so that nothing can compute with it, and only be passed on, returned or used by
-    statements of the host.
-    """
-
-    def __init__(self, index: int):
-        self.index = index
-
-    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
-        raise CaptureError("An argument that is no tensor is computed with.")
-
-    __bool__ = __int__ = __float__ = __index__ = __len__ = __iter__ = __getitem__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
-    __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _refuse
-    __neg__ = __abs__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _refuse  # type: ignore[assignment]
-    __hash__ = __format__ = __str__ = __contains__ = __call__ = _refuse  # type: ignore[assignment]
 
 
 class Arguments:
@@ -42,20 +24,30 @@ class Arguments:
     Args:
         args: by position.
         kwargs: by name.
-        unread: leaves of both that the program is not to depend on, by index.
+        unread: what stands for leaves of both that the program is not to depend on, by index.
+        expands: objects that hold tensors are taken apart.
 
     Attributes:
         named: the inputs of the program, contiguous.
         present: the leaves of the call that was accepted last.
         given: the leaves with which the call is traced.
         others: the arguments that are no tensors.
+        objects: those that are taken apart, of the call that was accepted last.
+        copies: of these, with which the call is traced.
     """
 
     def __init__(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], unread: Collection[int] = ()
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        unread: Mapping[Any, Unread] | None = None,
+        *,
+        expands: bool = False,
     ):
-        leaves, self._structure = _torch.flatten((args, dict(kwargs)))
-        self._unread = {*unread}
+        self._expands, self.copies = expands, list[Any]()
+        self.objects = list[Any]()
+        leaves, self._structure = self._flat(args, kwargs)
+        self._unread = {i: each for i, each in (unread or {}).items() if isinstance(i, int)}
         self.present: Sequence[Any] = leaves
         self.given: Sequence[Any] = leaves
         self._leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
@@ -73,6 +65,13 @@ class Arguments:
         values = self.inputs(tensors)
         self.named = [Named(f"input{i}", Role.INPUT, value) for i, value in enumerate(values)]
 
+    def _flat(self, args: Any, kwargs: Any) -> tuple[list[Any], Any]:
+        """Return the leaves of arguments, and their structure."""
+        if not self._expands:
+            return _torch.flatten((args, dict(kwargs)))
+        leaves, structure, self.objects = batches.flatten((args, dict(kwargs)))
+        return leaves, structure
+
     @property
     def others(self) -> list[Any]:
         """The leaves of the arguments that are no tensors."""
@@ -81,14 +80,17 @@ class Arguments:
     def rebuilt(self, inputs: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return arguments with other tensors, in the layouts of the call's own."""
         leaves = list(self._leaves)
-        for index in self._unread:
-            leaves[index] = Unread(index)
+        for index, stand_in in self._unread.items():
+            leaves[index] = stand_in
         for index, how, tensor in zip(self._tensors, self._orders, inputs, strict=True):
             if how != sorted(how):
                 tensor = tensor.permute([how.index(axis) for axis in range(len(how))])
             leaves[index] = tensor
         self.given = leaves
-        return _torch.unflatten(leaves, self._structure)
+        if not self._expands:
+            return _torch.unflatten(leaves, self._structure)
+        result, self.copies = batches.unflatten(leaves, self._structure)
+        return result
 
     def require_unchanged(self, args: Any, kwargs: Any) -> None:
         """Refuse a function that has changed the lists or dictionaries that it was given.
@@ -96,13 +98,13 @@ class Arguments:
         Raises:
             CaptureError: ``args`` and ``kwargs`` have other leaves than the trace has begun with.
         """
-        leaves, structure = _torch.flatten((args, kwargs))
+        leaves, structure = self._flat(args, kwargs)
         if structure != self._structure or any(
             a is not b for a, b in zip(leaves, self.given, strict=True)
         ):
             raise CaptureError(
-                "The function changes a list or dictionary that it was given. Return the new "
-                "values, or change a copy."
+                "The function changes a list or dictionary that it was given, or a batch. Return "
+                "the new values, or change a copy."
             )
 
     def inputs(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -120,7 +122,7 @@ class Arguments:
             tensors: Sequence[Any] = args
             self.present = args
         else:
-            leaves, structure = _torch.flatten((args, dict(kwargs)))
+            leaves, structure = self._flat(args, kwargs)
             if structure != self._structure or self._different(leaves):
                 return None
             self.present = leaves
@@ -135,14 +137,15 @@ class Arguments:
     def _different(self, leaves: Sequence[Any]) -> list[int]:
         return [index for index in self._compared if not same(self._leaves[index], leaves[index])]
 
-    def changed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[int]:
-        """Return which plain values differ in another call with the same structure, by index."""
-        leaves, structure = _torch.flatten((args, dict(kwargs)))
+    def changed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int, Any]:
+        """Return plain values that differ in another call with the same structure, by index."""
+        leaves, structure = self._flat(args, kwargs)
         if structure != self._structure:
-            return set()
+            return {}
         different = self._different(leaves)
-        plain = all(isinstance(self._leaves[index], PLAIN) for index in different)
-        return {*different, *self._unread} if plain else set()
+        if not all(isinstance(self._leaves[index], PLAIN) for index in different):
+            return {}
+        return {index: leaves[index] for index in (*different, *self._unread)}
 
     def check_memory(
         self, state: Sequence[torch.Tensor], written: Collection[tuple[Role, str]]
@@ -180,6 +183,7 @@ class Arguments:
     def forget_examples(self) -> None:
         """Release the tensors of the traced call."""
         self._examples, self.present, self.given = [], [], []
+        self.copies, self.objects = [], []
 
 
 def layout(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -34,6 +34,7 @@ from abele.functions.host import Host
 from abele.functions.optimizers import Numbers, TracedSteps
 from abele.functions.randomness import without_output, without_random_numbers
 from abele.functions.state import Changed, Reached, Stored
+from abele.functions.varying import Derived, Slots, Varying
 from abele.ops.recurrent import StepsNeeded
 from abele.program import Program, Role
 from abele.program.core import operators_called
@@ -67,6 +68,13 @@ class Output:
 @dataclasses.dataclass(frozen=True)
 class Given:
     """A leaf of a function's result that is an argument; ``index`` counts their leaves."""
+
+    index: int
+
+
+@dataclasses.dataclass(frozen=True)
+class GivenBatch:
+    """A leaf of a function's result that is a batch; ``index`` counts those of the arguments."""
 
     index: int
 
@@ -105,6 +113,7 @@ class CapturedCall:
         gradients: effects on ``grad``.
         stored: tensors that the call keeps in Python objects.
         read: tensors of state whose values Python has read, with these.
+        varying: numbers of Python that are slots, by the names of these.
     """
 
     program: Program
@@ -117,6 +126,7 @@ class CapturedCall:
     gradients: Gradients
     stored: Sequence[Stored]
     read: Mapping[torch.Tensor, torch.Tensor]
+    varying: Mapping[str, Varying]
 
 
 def capture(
@@ -128,6 +138,7 @@ def capture(
     keep_gradients: bool,
     slots: bool,
     host: Host | None = None,
+    numbers: Slots,
 ) -> CapturedCall:
     """Capture a call of a function as one static program.
 
@@ -139,6 +150,7 @@ def capture(
         keep_gradients: gradients stay in ``grad`` after an update that has used them.
         slots: numbers of optimizers may be slots; see ``TracedSteps``.
         host: the function in two parts, of which the traced one is captured.
+        numbers: those that the program is not to depend on.
 
     Raises:
         ChangesError: the call changes objects of Python.
@@ -152,7 +164,15 @@ def capture(
             events = [] if host is None else host.events
             steps = TracedSteps(stand_in, promoted, events, slots=slots)
             attempt = _Capture(
-                function, arguments, reached, steps, whole, whole_layers, keep_gradients, host
+                function,
+                arguments,
+                reached,
+                steps,
+                whole,
+                whole_layers,
+                keep_gradients,
+                host,
+                numbers,
             )
             try:
                 return attempt.made()
@@ -178,7 +198,9 @@ class _Capture:
         whole_layers: bool,
         keep_gradients: bool,
         host: Host | None,
+        numbers: Slots,
     ):
+        self._numbers = numbers
         self._function = function if host is None else host.remaining
         self._host, self._arguments = host, arguments
         self._whole_layers, self._keep = whole_layers, keep_gradients
@@ -196,6 +218,8 @@ class _Capture:
     def _describe(self, tensor: torch.Tensor) -> tuple[str, Role]:
         if id(tensor) in self.steps.hyper:
             return self.steps.hyper[id(tensor)][0], Role.HYPER
+        if id(tensor) in self._numbers.tensors:
+            return self._numbers.tensors[id(tensor)][0], Role.HYPER
         if tensor.requires_grad and not tensor.is_leaf:
             raise CaptureError(
                 f"The function computes with a tensor that has a gradient function from outside, "
@@ -231,7 +255,6 @@ class _Capture:
         trains = any(role in (Role.PARAMETER, Role.OPTIMIZER_STATE) for role, _ in written)
         self._arguments.check_memory(self.adopted.tensors, written)
         self._check_stored()
-        name = "step" if trains or self._backward else "forward"
         items = zip(self.adopted.named, self.adopted.tensors, strict=True)
         slots = {
             (item.role, item.name): (tensor, item.value)
@@ -239,7 +262,7 @@ class _Capture:
             if item.role not in (Role.HYPER, Role.INPUT)
         }
         return CapturedCall(
-            program=program.replace(name=name),
+            program=program.replace(name="step" if trains or self._backward else "forward"),
             structure=structure,
             leaves=leaves[: len(leaves) - len(effects.kept)],
             tensors={key: tensor for key, (tensor, _) in slots.items()},
@@ -252,6 +275,7 @@ class _Capture:
             gradients=effects,
             stored=self._stored,
             read=self.adopted.read,
+            varying=self._numbers.used([item.name for item in self.adopted.named]),
         )
 
     def _check(self, journal: Sequence[_Grad], program: Program) -> None:
@@ -314,6 +338,11 @@ class _Capture:
         for index, given in enumerate(self._arguments.given):
             if leaf is given and isinstance(leaf, _torch.FakeTensor):
                 return Given(index)
+        for index, copied in enumerate(self._arguments.copies):
+            if leaf is copied:
+                return GivenBatch(index)
+        if type(leaf) is Derived:
+            leaf.refuse()
         if not isinstance(leaf, _torch.FakeTensor):
             return self._kept_object(leaf)
         for first, output in self._outputs:

@@ -13,10 +13,11 @@ from abele.compilation.build import BuildRecord, build
 from abele.compilation.executable import Announce, ExecutableSource
 from abele.compilation.start import Start
 from abele.errors import CaptureError
-from abele.functions.arguments import Arguments, Unread, layout, order
-from abele.functions.capture import CapturedCall, Given, Output
+from abele.functions.arguments import Arguments, layout, order
+from abele.functions.capture import CapturedCall, Given, GivenBatch, Output
 from abele.functions.guards import Guards
 from abele.functions.host import Host
+from abele.functions.varying import Followed, Unread
 from abele.program import Role
 from abele.runtime.session import Session
 from abele.step.config import StepConfig
@@ -75,6 +76,7 @@ class CompiledCall:
         self._written = [t for key, t in captured.tensors.items() if key in written]
         self._storages = {_memory(tensor) for tensor in self._tensors} - {0}
         slots = [slot for slot in captured.program.inputs if slot.role is Role.INPUT]
+        self._followed = Followed(captured.varying)
         self._written_inputs = [index for index, slot in enumerate(slots) if slot.mutated]
         self.session, self.record = self._session(cache, start, announce)
         self.calls = 0
@@ -102,6 +104,7 @@ class CompiledCall:
         for (role, name), value in captured.state.items():
             by_role[role][name] = value
         hyper = {n: v for each in captured.numbers for n, v in each.slots.items()}
+        hyper |= self._followed.values
         session = Session(
             executable,
             config,
@@ -125,7 +128,10 @@ class CompiledCall:
             inputs = [*inputs, *gradients]
         if (self._written or self._written_inputs) and self._overlap(inputs):
             return None
-        return inputs if self._follow_numbers() and self.guards.hold() else None
+        if not self._follow_numbers() or not self.guards.hold():
+            return None
+        same_kinds = self._followed.follow(self._arguments.present, self.session.set_hyper)
+        return inputs if same_kinds else None
 
     def _gradients(self) -> list[torch.Tensor] | None:
         """Return the gradients that the call finds, as inputs; None if their layouts differ."""
@@ -215,17 +221,24 @@ class CompiledCall:
     def _leaf(self, leaf: Any, outputs: Sequence[torch.Tensor]) -> Any:
         if type(leaf) is Output:
             return outputs[leaf.index]
-        return self._arguments.present[leaf.index] if type(leaf) in (Given, Unread) else leaf
+        present = self._arguments.present
+        if issubclass(type(leaf), Unread):
+            return leaf.now(present)
+        if type(leaf) is GivenBatch:
+            return self._arguments.objects[leaf.index]
+        return present[leaf.index] if type(leaf) is Given else leaf
 
-    def changed_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[int]:
-        """Return which plain arguments differ in another call, by index; see ``Arguments``."""
-        return self._arguments.changed(args, kwargs)
+    def changed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[Any, Any]:
+        """Return numbers that differ in another call, and those that this program has as slots.
 
-    def differs_by_values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Return whether other values of Python are why this program does not serve a call."""
+        By index of the argument or place; empty if something else differs, too.
+        """
         if self._arguments.accepts(args, kwargs) is None:
-            return bool(self._arguments.changed(args, kwargs))
-        return not self.guards.hold()
+            found: dict[Any, Any] = {**self._arguments.changed(args, kwargs)}
+            return found | {place: place.get() for place in self.guards.free} if found else {}
+        places = self.guards.changed()
+        found = {**self._arguments.changed(args, kwargs)}
+        return found | {place: place.get() for place in (*places, *self.guards.free)}
 
     def close(self) -> None:
         """Stop compiling, and release the program."""

@@ -15,7 +15,7 @@ import threading
 import traceback
 import types
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, TypeVar, cast, overload
 
 import torch
@@ -25,6 +25,7 @@ from abele.compilation.executable_file import SUFFIX
 from abele.compilation.start import Start
 from abele.errors import AbeleError, CaptureError, DataDependentError, TargetError
 from abele.functions.arguments import Arguments
+from abele.functions.batches import batches
 from abele.functions.capture import CapturedCall, ChangesError, capture, code_of
 from abele.functions.compiled import CompiledCall
 from abele.functions.division import TRAINING, divide
@@ -33,6 +34,7 @@ from abele.functions.guards import Guards
 from abele.functions.host import Host
 from abele.functions.prologue import Prologue, split
 from abele.functions.state import NotYetError, Reached, holds_tensors
+from abele.functions.varying import Place, Slots
 from abele.kernels.build import cache_folder
 from abele.program.core import is_library
 from abele.storage.files import prune
@@ -123,6 +125,9 @@ class Function:
         self._promoted: dict[int, frozenset[str]] = {}
         self._prologue: Prologue | None = None
         self._may_split = True
+        self._batches, self._expands = list[Any](), False
+        # Lines and names of the host's statements, and numbers whose values captures have read.
+        self._lines, self._changed, self._read = set[int](), set[str](), set[int | Place]()
         self._lock = threading.RLock()
         self._of_others: dict[int, _Bound] = {}  # for classes, and objects without a dictionary
         if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
@@ -198,6 +203,7 @@ class Function:
     def _other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function with arguments that no program serves."""
         self._calls += 1
+        self._compare_batches(args, kwargs)
         if self._calls == 1:
             with self._frames.watching():
                 return self._body(*args, **kwargs)
@@ -229,14 +235,27 @@ class Function:
             compiled.close()
             self._give_up(CaptureError(f"What a call depends on changes while it runs: {reason}."))
             return self._body(*args, **kwargs)
-        if compiled.captured.gradients.dropped and not self._said:
+        if compiled.captured.gradients.dropped:
+            self._say_dropped()
+        self.programs.insert(0, compiled)
+        return compiled.run(inputs)
+
+    def _say_dropped(self) -> None:
+        if not self._said:
             self._said = True
             self._announce(
                 "gradients that the update uses are not written to memory: grad is None after a "
                 "call (keep_gradients=True keeps them)"
             )
-        self.programs.insert(0, compiled)
-        return compiled.run(inputs)
+
+    def _compare_batches(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Find out whether objects that hold tensors are other ones at each call."""
+        if self._expands:
+            return
+        found = list(batches((args, kwargs)))
+        before = self._batches if self._calls > 1 else found
+        self._expands = any(a is not b for a, b in zip(found, before, strict=False))
+        self._batches = [] if self._expands else found  # which lets no other one have their id
 
     def _splits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Split a prologue off, once; return whether there is one."""
@@ -253,6 +272,8 @@ class Function:
             program.close()
         self.programs.clear()
         self._calls, self._frames = 0, Frames(code_of(self._body))
+        for known in (self._lines, self._changed, self._read):
+            known.clear()
         return self._other(self._prologue(args, kwargs), {})
 
     def _called_plainly(
@@ -279,78 +300,87 @@ class Function:
                 self._promoted[key] = self._promoted.get(key, frozenset()) | names
 
     def _compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledCall | None:
-        """Capture and compile a call, for any value of arguments that nothing computes with.
+        """Capture and compile a call, for any value of the numbers that differ from other calls.
 
         None if a prologue has been split off instead.
         """
         for program in self.programs[:1]:
-            unread = program.changed_arguments(args, kwargs)
-            if unread:
-                with contextlib.suppress(Exception):  # then something reads them
-                    return self._divided(args, kwargs, unread)
-            if program.differs_by_values(args, kwargs) and self._splits(args, kwargs):
+            differ = program.changed(args, kwargs)
+            while free := {k: v for k, v in differ.items() if k not in self._read}:
+                numbers = Slots(free)
+                with contextlib.suppress(Exception):  # then something reads their values
+                    return self._divided(args, kwargs, numbers)
+                if self._splits(args, kwargs):
+                    return None
+                if not numbers.read:
+                    break
+                self._read |= numbers.read
+            if differ and self._splits(args, kwargs):
                 return None
-        return self._divided(args, kwargs)
+        return self._divided(args, kwargs, Slots({}))
 
     def _divided(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], unread: Collection[int] = ()
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: Slots
     ) -> CompiledCall:
         """Capture and compile a call, divided into traced and host's statements as needed."""
-        lines, changed = set[int](), set[str]()
         cause: DataDependentError | None = None
         while True:
             try:
-                host = divide(self._body, lines, changed)
+                host = divide(self._body, self._lines, self._changed)
             except CaptureError as error:
                 if cause is None:
                     raise
                 raise CaptureError(f"{str(cause).partition('. ')[0]}. {error}") from cause
             try:
-                return self._captured(args, kwargs, host, unread)
+                return self._captured(args, kwargs, host, numbers)
             except DataDependentError as error:
                 line, cause = _line_in(self._body, error), error
-                if line is None or line in lines:
+                if line is None or line in self._lines:
                     raise
-                lines.add(line)
+                self._lines.add(line)
             except ChangesError as error:
-                names = {part for each in error.changes for part in each.names()} - changed
+                names = {part for each in error.changes for part in each.names()} - self._changed
                 if not names:
                     raise
-                changed |= names
+                self._changed |= names
 
     def _captured(
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         host: Host | None,
-        unread: Collection[int],
+        numbers: Slots,
     ) -> CompiledCall:
-        arguments = Arguments(args, kwargs, unread)
-        reached = Reached(self._body, self._frames, arguments.others)
-        reached.refuse_iterators()
-        if host is not None:
-            host.is_reached = reached.has
+        arguments = Arguments(args, kwargs, numbers.stand_ins, expands=self._expands)
         own = self._body if host is None else host.remaining
         frames = Frames(code_of(own))
-        _tracing.active = True
-        try:
-            with frames.watching():
-                captured = capture(
-                    self._body,
-                    arguments,
-                    reached,
-                    self._promoted,
-                    keep_gradients=self._keep,
-                    slots=self._may_have_slots(host),
-                    host=host,
-                )
-        finally:
-            _tracing.active = False
-            reached.put_back()
+        with numbers.in_place():
+            reached = Reached(self._body, self._frames, arguments.others)
+            reached.refuse_iterators()
+            if host is not None:
+                host.is_reached = reached.has
+            _tracing.active = True
+            try:
+                with frames.watching():
+                    captured = capture(
+                        self._body,
+                        arguments,
+                        reached,
+                        self._promoted,
+                        keep_gradients=self._keep,
+                        slots=self._may_have_slots(host),
+                        host=host,
+                        numbers=numbers,
+                    )
+            finally:
+                _tracing.active = False
+                reached.put_back()
+        if numbers.stand_ins and any(frame.reads_types() for frame in frames):
+            raise CaptureError("Code asks for the type() of values, which stand-ins do not have.")
         return CompiledCall(
             captured,
             arguments,
-            self._guards(frames, reached, captured, host),
+            self._guards(frames, reached, captured, host, numbers),
             host,
             cache=self._cache,
             start=self._start,
@@ -358,7 +388,12 @@ class Function:
         )
 
     def _guards(
-        self, frames: Frames, reached: Reached, captured: CapturedCall, host: Host | None
+        self,
+        frames: Frames,
+        reached: Reached,
+        captured: CapturedCall,
+        host: Host | None,
+        numbers: Slots,
     ) -> Guards:
         """Return the conditions under which a captured call is repeated."""
         if any(frame.reads_clock() for frame in frames):
@@ -376,6 +411,7 @@ class Function:
             frozenset[str]() if host is None else host.effects,
             frozenset((id(each.holder), each.key) for each in kept),
             reached.caches,
+            [each for each in numbers.stand_ins if isinstance(each, Place)],
         )
 
     def _may_have_slots(self, host: Host | None) -> bool:

@@ -78,6 +78,10 @@ class Frame:
             return bool(self.attributes & _CLOCKS)
         return getattr(value, "__module__", None) == "time" and callable(value)
 
+    def reads_types(self) -> bool:
+        """Return whether the code may ask for the exact type of a value."""
+        return "type" in _loads(self.code)[0]
+
     def mentions(self, texts: frozenset[str]) -> bool:
         """Return whether the code has one of some names or string constants."""
         constants = {each for each in self.code.co_consts if isinstance(each, str)}

@@ -15,7 +15,7 @@ import gc
 import math
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from abele.containers import is_array, is_dict, is_sequence, items_of
 from abele.errors import CaptureError
 from abele.functions.frames import PLAIN, Frames, attribute, is_of_library
 from abele.functions.state import same
+from abele.functions.varying import Place, Unread
 
 _MOST_ITEMS, _MOST_PARTS = 4096, 16
 _DEPTH = 8
@@ -88,6 +89,7 @@ class Guards:
         left_out: attributes that only the host's part of the function changes; see ``host``.
         stored: entries of objects that each call sets to a tensor: ``id`` of the object, key.
         caches: of functions; what a program has taken from one stays while it computes nothing.
+        free: numbers that a call may have any value of.
     """
 
     def __init__(
@@ -100,7 +102,10 @@ class Guards:
         left_out: frozenset[str] = frozenset(),
         stored: frozenset[tuple[int, Any]] = frozenset(),
         caches: Iterable[Any] = (),
+        free: Collection[Place] = (),
     ):
+        self.free = [*free]
+        self._free = {each.id for each in free}
         self._left_out, self._stored = left_out, stored
         self._caches = [(each.cache_info, each.cache_info()) for each in caches]
         self._changing = {owner for owner, _ in stored}
@@ -116,7 +121,7 @@ class Guards:
         for module in modules:
             self._add_module(module)
         for name, cell in cells_of(function, frames):
-            if name not in left_out:
+            if name not in left_out and (id(cell), "") not in self._free:
                 self._cells.append((name, cell))
         for frame in frames:
             names = frame.attributes
@@ -172,6 +177,36 @@ class Guards:
             return "a cache of a function has other contents"
         return None
 
+    def changed(self) -> list[Place]:
+        """Return the numbers that differ; none if something else differs, too."""
+        owners = [*(Place(*pair) for pair in self._pairs), *(Place(c) for _, c in self._cells)]
+        pairs = list(zip(owners, self._values, strict=True))
+        for (key, name), before in self._of_modules.items():
+            space = reachable.attributes_of(self._modules[key])
+            if name in space and "." not in name:
+                pairs.append((Place(space, name), before))
+        for _, value, saved in self._containers:
+            now = self._snapshot(value)
+            if is_array(value) or len(now) != len(saved):
+                continue
+            keys = list(value) if is_dict(value) else range(len(saved))
+            parts = zip(keys, saved, now, strict=True)
+            pairs += [
+                (Place(value, key), (value[key] if a == b else _plain_of(a))) for key, a, b in parts
+            ]
+        result: list[Place] = []
+        for place, before in pairs:
+            try:
+                now = place.get()
+            except (KeyError, ValueError, IndexError):
+                return []
+            if not same(before, now):
+                if type(before) is not type(now) or type(now) not in (int, float):
+                    return []
+                result.append(place)
+        settable = all(isinstance(each.holder, dict | list | types.CellType) for each in result)
+        return result if settable and self._hooks_now() == self._hooks else []
+
     def _now(self) -> list[Any]:
         values = [space[name] for space, name in self._pairs]
         if self._cells:
@@ -195,6 +230,8 @@ class Guards:
             for name, value in reachable.attributes_of(module).items():
                 if name in self._left_out or (key, name) in self._stored:
                     continue
+                if (id(reachable.attributes_of(module)), name) in self._free:
+                    continue
                 if name in ("_parameters", "_buffers", "_modules"):
                     yield from (((key, f"{name}.{n}"), part) for n, part in value.items())
                 elif is_dict(value):
@@ -210,6 +247,8 @@ class Guards:
     def _add_pair(self, space: Any, name: str, value: Any, owner: str) -> None:
         key = (id(space), name)
         if key in self._paired or name in self._left_out or is_code_of_library(value):
+            return
+        if key in self._free or issubclass(type(value), Unread):
             return
         if key in self._stored or id(space) in self._changing:
             return
@@ -265,13 +304,11 @@ class Guards:
         """Return the items of a container: plain ones by value, others by identity."""
         if is_array(value):
             return value.tobytes()
+        held = {key for owner, key in self._free if owner == id(value)}
         if not is_dict(value):
-            return [_item(part) for part in value]
-        if id(value) not in self._changing:
-            return [(key, _item(part)) for key, part in items_of(value)]
-        return [
-            (key, (id(value), key) in self._stored or _item(part)) for key, part in items_of(value)
-        ]
+            return [index in held or _item(part) for index, part in enumerate(value)]
+        held |= {key for owner, key in self._stored if owner == id(value)}
+        return [(key, key in held or _item(part)) for key, part in items_of(value)]
 
 
 def cells_of(function: Any, frames: Frames) -> Iterator[tuple[str, types.CellType]]:
@@ -313,8 +350,16 @@ def _is_refilled(now: Any, before: Any) -> bool:
     return now.misses != before.misses or now.hits < before.hits
 
 
+def _plain_of(item: Any) -> Any:
+    """Return the number of an item of a snapshot; None if it is another one."""
+    value: Any = item
+    while is_sequence(value) and value:
+        value = value[-1]
+    return value if type(value) in (int, float) else None
+
+
 def _item(value: Any) -> Any:
-    if isinstance(value, PLAIN):
+    if isinstance(value, PLAIN) and not issubclass(type(value), Unread):
         return type(value), value
     if is_sequence(value) and type(value) is tuple and len(value) <= _MOST_PARTS:
         return [_item(part) for part in value]

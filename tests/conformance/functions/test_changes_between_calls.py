@@ -177,7 +177,7 @@ def test_a_default_of_an_argument(wrap):
     return call, lambda: task
 
 
-@compiles(programs=3)
+@compiles(programs=2)
 def test_zeros_of_both_signs_and_nan(wrap):
     config = SimpleNamespace(scale=0.0)
 

@@ -213,7 +213,7 @@ def test_an_inner_loop_with_a_sum_of_numbers(wrap):
     return lambda i: epoch([batch(i), batch(i + 9)]), lambda: task
 
 
-@compiles(programs=3)
+@compiles(programs=2)
 def test_a_counter_that_the_loss_reads(wrap):
     task, box = Task(), [0]
 

@@ -1,5 +1,6 @@
 """Arguments of calls: inputs of a program, and values that it depends on."""
 
+import contextlib
 import operator
 from collections import namedtuple
 
@@ -7,7 +8,8 @@ import pytest
 import torch
 
 from abele.errors import CaptureError
-from abele.functions.arguments import Arguments, Unread
+from abele.functions.arguments import Arguments
+from abele.functions.varying import Derived, Place, Slots, Unread, Varying
 from abele.program import Role
 
 Pair = namedtuple("Pair", "x y")
@@ -113,19 +115,20 @@ def test_containers_are_rebuilt_with_other_tensors():
 
 def test_values_that_differ_may_be_unread():
     first = Arguments((ones(2), 1, "a"), {})
-    assert first.changed((ones(2), 2, "a"), {}) == {1}
-    assert first.changed((ones(2), 1, "b"), {}) == {2}
-    assert first.changed((ones(2), 1), {}) == set()  # another structure
-    assert first.changed((ones(2), object(), "a"), {}) == {1}
-    given = Arguments((ones(2), 2, "a"), {}, unread={1})
+    assert first.changed((ones(2), 2, "a"), {}) == {1: 2}
+    assert first.changed((ones(2), 1, "b"), {}) == {2: "b"}
+    assert first.changed((ones(2), 1), {}) == {}  # another structure
+    assert [*first.changed((ones(2), object(), "a"), {})] == [1]
+    given = Arguments((ones(2), 2, "a"), {}, unread={1: Unread(1, int)})
     (_, unread, name), _ = given.rebuilt([ones(2)])
-    assert (type(unread), unread.index, name) == (Unread, 1, "a")
+    assert (type(unread), unread.what, name) == (Unread, 1, "a")
+    assert unread.now(["x", 7]) == 7
     assert given.accepts((ones(2), 3, "a"), {}) is not None
     assert given.accepts((ones(2), 3, "b"), {}) is None
 
 
 def test_objects_do_not_become_unread():
-    assert Arguments((ones(2), object()), {}).changed((ones(2), object()), {}) == set()
+    assert Arguments((ones(2), object()), {}).changed((ones(2), object()), {}) == {}
 
 
 COMPUTATIONS = [
@@ -137,8 +140,75 @@ COMPUTATIONS = [
 
 @pytest.mark.parametrize("compute", COMPUTATIONS)
 def test_nothing_computes_with_an_unread_argument(compute):
-    with pytest.raises(CaptureError, match="An argument that is no tensor is computed with"):
-        compute(Unread(0))
+    unread = Unread(0, int)
+    assert isinstance(unread, int)
+    with pytest.raises(CaptureError, match="The value of a number is computed with"):
+        compute(unread)
+    assert unread.error is not None
+
+
+def varying(number):
+    """A number and the slot that it becomes."""
+    slots = Slots({0: number})
+    ((name, tensor),) = slots.tensors.values()
+    return slots, slots.stand_ins[0], name, tensor
+
+
+def test_a_number_has_the_bits_that_it_has_without_a_slot():
+    _, found, name, tensor = varying(0.1)
+    x = torch.rand(7)
+    assert (type(found), name, tensor.dtype) == (Varying, "number0", torch.float64)
+    assert torch.equal(found * x, 0.1 * x)
+    assert torch.equal((1 - found) / 3 * x, (1 - 0.1) / 3 * x)
+    assert type(1 - found) is Derived
+    assert torch.equal(x.clone().mul_(found), x * 0.1)
+
+
+@pytest.mark.parametrize("number", [True, 2**40, "a", None])
+def test_other_values_have_no_slots(number):
+    slots = Slots({0: number})
+    assert not slots.tensors
+    assert type(slots.stand_ins[0]) is Unread
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        *(lambda n: torch.ones(2).bfloat16() * n, lambda n: torch.ones(2).long() + n),
+        *(
+            lambda n: torch.ones(2) ** n,
+            lambda n: torch.full((2,), n),
+            lambda n: n * n.slot().int(),
+        ),
+        *(lambda n: n / 0, lambda n: 1 / n, lambda n: n * 1e300, lambda n: torch.clamp(n, max=n)),
+    ],
+)
+def test_a_number_is_not_computed_with_otherwise(compute):
+    slots, found, *_ = varying(0.1)
+    with pytest.raises(CaptureError, match="The value of a number is computed with"):
+        compute(found)
+    assert slots.read == {0}
+
+
+def test_a_list_of_numbers_is_no_tensor():
+    with pytest.raises((CaptureError, RuntimeError, TypeError)):
+        torch.stack([varying(0.1)[1]])
+
+
+def test_stand_ins_are_in_place_only_while_a_call_is_captured():
+    holder = {"a": 1.0}
+    place = Place(holder, "a")
+    slots = Slots({place: 1.0})
+    with slots.in_place():
+        assert type(holder["a"]) is Varying
+    assert holder == {"a": 1.0}
+    with (
+        pytest.raises(CaptureError, match="The value of a number"),
+        slots.in_place(),
+        contextlib.suppress(CaptureError),
+    ):
+        float(holder["a"])
+    assert (holder, slots.read) == ({"a": 1.0}, {place})
 
 
 def test_changed_containers_are_refused():
