@@ -39,7 +39,7 @@ from abele.ops.recurrent import StepsNeeded
 from abele.program import Program, Role
 from abele.program.core import operators_called
 from abele.trace import scopes, tracer
-from abele.trace.adopted import Adopted, SharedMemoryError
+from abele.trace.adopted import Adopted, Reading, SharedMemoryError
 from abele.trace.module_state import named_modules
 from abele.trace.plain_tensors import stand_in
 from abele.trace.tensor_names import Lookup
@@ -112,7 +112,7 @@ class CapturedCall:
         schedulers: those whose steps end the call, in order.
         gradients: effects on ``grad``.
         stored: tensors that the call keeps in Python objects.
-        read: tensors of state whose values Python has read, with these.
+        read: values of state that Python has read.
         varying: numbers of Python that are slots, by the names of these.
     """
 
@@ -125,7 +125,7 @@ class CapturedCall:
     schedulers: Sequence[Any]
     gradients: Gradients
     stored: Sequence[Stored]
-    read: Mapping[torch.Tensor, torch.Tensor]
+    read: Sequence[Reading]
     varying: Mapping[str, Varying]
 
 

@@ -71,7 +71,7 @@ class CompiledCall:
         gradients = captured.gradients
         self._absent, self._given = gradients.absent, gradients.given
         self._layouts = [_layout(tensor.grad) for tensor in self._given]
-        self._read = list(captured.read.items())
+        self._read = captured.read
         written = {(s.role, s.name) for s in captured.program.inputs if s.mutated}
         self._written = [t for key, t in captured.tensors.items() if key in written]
         self._storages = {_memory(tensor) for tensor in self._tensors} - {0}
@@ -155,7 +155,7 @@ class CompiledCall:
             return False
         if any(tensor.grad is not None for tensor in self._absent):
             return False
-        return all(torch.equal(tensor, value) for tensor, value in self._read)
+        return all(each.holds() for each in self._read)
 
     def _follow_numbers(self) -> bool:
         for numbers in self.captured.numbers:

@@ -340,7 +340,8 @@ class TracedSteps:
 
 
 def _values(optimizer: Any, kind: Kind, group: _Group) -> dict[str, float]:
-    problem = refused(group)
+    largest = {"amsgrad": bool(group["amsgrad"])} if kind.rule == "adam" else {}
+    problem = refused({**group, **dict.fromkeys(largest, False)})
     if problem is not None:
         name, reason = problem
         raise CaptureError(
@@ -359,7 +360,7 @@ def _values(optimizer: Any, kind: Kind, group: _Group) -> dict[str, float]:
     values: dict[str, float] = {"tf_variant": False} if kind.rule == "rmsprop" else {}
     for name in kind.numbers:
         values |= _split(name, group[name])
-    return values | switches(optimizer, kind.rule, group)
+    return values | switches(optimizer, kind.rule, group) | largest
 
 
 def _dense(grad: torch.Tensor) -> torch.Tensor:

@@ -255,14 +255,23 @@ def _rmsprop(param: torch.Tensor, grad: torch.Tensor, state: State, h: Hyper):
         param.copy_(param - (grad * h["lr"]) / root)
 
 
+def _adam_state(values: Values) -> dict[str, float]:
+    return {**_MOMENTS, "max_exp_avg_sq": 0.0} if values.get("amsgrad") else _MOMENTS
+
+
 def _adam(param: torch.Tensor, grad: torch.Tensor, state: State, h: Hyper) -> None:
     """Adam (arXiv 1412.6980); optionally with AdamW's decoupled decay (arXiv 1711.05101).
 
-    Without ``bias_correction`` in ``h`` the moments are corrected.
+    Without ``bias_correction`` in ``h`` the moments are corrected. With ``amsgrad`` the second ones
+    are the largest so far.
     """
     grad = decayed(param, grad, h)
     step = moments(grad, state, h)
     first, second = state["exp_avg"], state["exp_avg_sq"]
+    if "max_exp_avg_sq" in state:
+        largest = state["max_exp_avg_sq"]
+        largest.copy_(torch.maximum(largest, second))
+        second = largest
     if not h.get("bias_correction", True):
         param.copy_(param - (first * h["lr"]) / (second.sqrt() + h["eps"]))
         return
@@ -410,7 +419,7 @@ FURTHER_RULES: dict[str, Rule] = {
 RULES: dict[str, Rule] = {
     "sgd": Rule(_sgd_state, _sgd),
     "rmsprop": Rule(_rmsprop_state, _rmsprop),
-    "adam": Rule(lambda h: _MOMENTS, _adam),
+    "adam": Rule(_adam_state, _adam),
     "lamb": Rule(lambda h: _MOMENTS, _lamb),
     **FURTHER_RULES,
 }

@@ -23,6 +23,8 @@ from abele.trace.module_state import plain
 from abele.warn import user_line
 
 _MOST_READ = 64  # elements
+#: Nodes with their function and operands.
+Steps = list[tuple[torch.fx.Node, Callable[..., Any], Any, Any]]
 _PERMUTE: Any = torch.ops.aten.permute.default
 _AS_STRIDED: Any = torch.ops.aten.as_strided.default
 
@@ -57,6 +59,39 @@ class SharedMemoryError(CaptureError):
         self.memory = memory
 
 
+@dataclasses.dataclass
+class Reading:
+    """A value that a trace has used, and on which its program depends.
+
+    Attributes:
+        slots: tensors that it was computed of, with their values, by input node.
+        steps: what computes it; None if it depends on all values of these.
+        node: its node.
+        value: the value.
+    """
+
+    slots: dict[torch.fx.Node, tuple[torch.Tensor, torch.Tensor]]
+    steps: Steps | None
+    node: torch.fx.Node
+    value: torch.Tensor
+
+    def holds(self) -> bool:
+        """Return whether the value is the same now."""
+        if all(torch.equal(now, before) for now, before in self.slots.values()):
+            return True
+        if self.steps is None:
+            return False
+        values: dict[Any, Any] = {node: now.clone() for node, (now, _) in self.slots.items()}
+        with torch.no_grad():
+            for node, target, args, kwargs in self.steps:
+                own = torch.fx.map_arg((args, kwargs), values.__getitem__)
+                values[node] = target(*own[0], **own[1])
+        if not torch.equal(values[self.node], self.value):
+            return False
+        self.slots = {node: (now, now.clone()) for node, (now, _) in self.slots.items()}
+        return True
+
+
 class Adopted:
     """The real tensors that a traced function has used, as slots.
 
@@ -70,7 +105,7 @@ class Adopted:
         named: the slots, in order.
         fakes: their tensors without data.
         tensors: the user's tensors that were met first, one per slot.
-        read: tensors whose values the trace has used, with these.
+        read: values that the trace has used.
     """
 
     def __init__(
@@ -83,9 +118,10 @@ class Adopted:
         self.named: list[Named] = []
         self.fakes: list[torch.Tensor] = []
         self.tensors: list[torch.Tensor] = []
-        self.read: dict[torch.Tensor, torch.Tensor] = {}
+        self.read: list[Reading] = []
         self._slots: dict[int, _Memory] = {}
-        self._looked_at: dict[torch.Tensor, torch.Tensor] = {}
+        self._looked_at: dict[torch.fx.Node, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._readings: list[Reading] = []
 
     def stand_in(
         self, trace: _torch.Interception, mode: _torch.FakeTensorMode, value: torch.Tensor
@@ -123,14 +159,20 @@ class Adopted:
         for slot in self._slots.values():
             if slot.node is node and slot.role not in (Role.INPUT, Role.HYPER):
                 small = slot.laid.numel() <= _MOST_READ
-                return self._looked_at.setdefault(slot.laid, slot.laid.clone()) if small else None
+                if small:
+                    return self._looked_at.setdefault(node, (slot.laid, slot.laid.clone()))[1]
         return None
 
-    def note_read(self, *, used: bool) -> None:
-        """Note that the trace has used the values that it has looked at, or not."""
-        if used:
-            self.read = self._looked_at | self.read
+    def note_value(self, node: torch.fx.Node, steps: Steps | None, value: torch.Tensor) -> None:
+        """Note how a value follows from the slots that were looked at."""
+        if self._looked_at:
+            self._readings.append(Reading(self._looked_at, steps, node, value))
         self._looked_at = {}
+
+    def note_read(self, *, used: bool) -> None:
+        """Note that the trace has used the values that were noted, or not."""
+        self.read += self._readings if used else []
+        self._readings, self._looked_at = [], {}
 
     def has(self, tensor: torch.Tensor) -> bool:
         """Return whether a traced tensor is in the memory of a slot."""

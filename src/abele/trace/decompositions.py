@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
@@ -268,6 +269,27 @@ def computed(
                 args, kwargs = torch.fx.map_arg((each.args, each.kwargs), values.__getitem__)
                 values[each] = each.target(*args, **kwargs)
         return values[node]
+
+
+def steps_of(node: torch.fx.Node, tracer: torch.fx.Tracer) -> Any:
+    """Return what computes a node from inputs of its graph; None if constants are written."""
+    dependencies = _dependencies(node, tracer.graph)
+    constants = {each for each in dependencies if each.op == "get_attr"}
+    changed = {base(target) for each in dependencies for target in written(each)}
+    if not changed.isdisjoint(map(base, constants)):
+        return None
+    steps: list[Any] = []
+    for each in tracer.graph.nodes:
+        if each in constants:
+            value = getattr(tracer.root, str(each.target))
+            steps.append((each, functools.partial(_same, value), (), {}))
+        elif each in dependencies and each.op != "placeholder":
+            steps.append((each, each.target, each.args, each.kwargs))
+    return steps
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _dependencies(node: torch.fx.Node, graph: torch.fx.Graph) -> set[torch.fx.Node]:

@@ -29,7 +29,7 @@ from abele.errors import CaptureError
 from abele.program.aliasing import base
 from abele.trace import scopes
 from abele.trace.adopted import Adopted
-from abele.trace.decompositions import computed, results
+from abele.trace.decompositions import computed, results, steps_of
 from abele.trace.fake_results import (
     UnknownError,
     corrected,
@@ -247,7 +247,10 @@ class _Memo:
             return None
         if self._adopted is None:
             return computed(node, self._trace.tracer)
-        return computed(node, self._trace.tracer, self._adopted.value_of)
+        value = computed(node, self._trace.tracer, self._adopted.value_of)
+        if value is not None:
+            self._adopted.note_value(node, steps_of(node, self._trace.tracer), value)
+        return value
 
     def _as_constants(self, value: Any) -> Any:
         """Replace results computed from constants alone by constants of the trace."""

@@ -37,6 +37,8 @@ KINDS = {
     "SGD with momentum": {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
     "RMSprop centered": {"centered": True, "momentum": 0.9},
     "Adam maximized": {"maximize": True, "foreach": True},
+    "Adam with amsgrad": {"amsgrad": True, "weight_decay": 0.1},
+    "AdamW with amsgrad": {"amsgrad": True, "betas": (0.5, 0.6)},
 }
 
 
@@ -47,7 +49,6 @@ def test_each_optimizer_follows_its_scheduler(name):
 
 
 REFUSED = {
-    "amsgrad": (torch.optim.Adam, {"amsgrad": True}, "has amsgrad=True, which no program can"),
     "fused": (torch.optim.SGD, {"lr": 0.1, "fused": True}, "capturable, fused or foreach set"),
     "foreach": (torch.optim.NAdam, {"foreach": True}, "capturable, fused or foreach set"),
     "differentiable": (torch.optim.SGD, {"differentiable": True}, "has differentiable=True"),

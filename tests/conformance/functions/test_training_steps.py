@@ -1,9 +1,10 @@
 """Training steps as people write them, compiled: the same bits as plain PyTorch's."""
 
+import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
-from torch.optim import lr_scheduler
+from torch.optim import lr_scheduler, swa_utils
 
 from helpers.compiled_functions import Task, batch, compiles, stays_eager
 
@@ -218,6 +219,48 @@ def test_an_average_of_weights_assigned_to_data(wrap):
         return loss
 
     return lambda i: step(*batch(i)), lambda: (task, average)
+
+
+AVERAGES = {
+    "SWA": {},
+    "SWA of buffers": {"use_buffers": True},
+    "EMA": {"multi_avg_fn": swa_utils.get_ema_multi_avg_fn(0.9)},
+    "EMA of buffers": {"multi_avg_fn": swa_utils.get_ema_multi_avg_fn(0.9), "use_buffers": True},
+    "own": {"avg_fn": lambda mean, value, count: 0.9 * mean + 0.1 * value},
+}
+
+
+@pytest.mark.parametrize("name", AVERAGES)
+def test_an_averaged_model(name):
+    def build(wrap):
+        task = Task(model=nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3)))
+        average = swa_utils.AveragedModel(task.model, **AVERAGES[name])
+
+        @wrap
+        def step(x, y):
+            loss = task.update(task.loss(x, y))
+            average.update_parameters(task.model)
+            return loss
+
+        return lambda i: step(*batch(i)), lambda: (task, average)
+
+    compiles(programs=1, calls=6)(build)()
+
+
+@compiles(programs=2, calls=8)
+def test_every_third_step_by_a_counter_that_is_a_tensor(wrap):
+    task, count = Task(), torch.zeros((), dtype=torch.long)
+
+    @wrap
+    def step(x, y):
+        count.add_(1)
+        loss = task.update(task.loss(x, y))
+        if count % 3 == 0:
+            with torch.no_grad():
+                task.model.weight.mul_(0.9)
+        return loss
+
+    return lambda i: step(*batch(i)), lambda: (task, count)
 
 
 @compiles(programs=1, calls=4)

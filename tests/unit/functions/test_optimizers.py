@@ -136,7 +136,6 @@ def test_a_step_without_state_waits_for_the_first():
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"amsgrad": True}, "Adam has amsgrad=True, which no program can follow"),
         ({"capturable": True}, "capturable, fused or foreach set"),
         ({"fused": True}, "capturable, fused or foreach set"),
     ],

@@ -129,10 +129,29 @@ def test_values_of_small_tensors_can_be_read(size, is_read):
             adopted(scaled)
         return
     kept, _ = adopted(scaled)
-    ((read, value),) = kept.read.items()
-    assert _torch.memory_of(read) == _torch.memory_of(tensor)
-    assert torch.equal(value, tensor)
-    assert _torch.memory_of(value) != _torch.memory_of(tensor)
+    (reading,) = kept.read
+    assert reading.holds()
+    tensor[1] = 2  # of which nothing depends
+    assert reading.holds()
+    tensor[0] = 2
+    assert not reading.holds()
+
+
+def test_a_value_that_follows_from_another_one_may_stay():
+    count, unknown = torch.ones(()), torch.ones(3)
+
+    def counted():
+        count.add_(1)
+        unknown.mul_(2)
+        assert not count > 9
+        assert (torch.tensor(4.0) * count).any()
+        return unknown * 2
+
+    kept, _ = adopted(counted)
+    assert len(kept.read) == 2
+    for value, holds in [(5.0, True), (-1.0, False), (8.5, False), (7.0, True)]:
+        count.fill_(value)
+        assert all(each.holds() for each in kept.read) == holds
 
 
 def _run(program, kept):
