@@ -13,6 +13,7 @@ import functools
 import importlib
 import logging
 import re
+import sys
 import threading
 from collections.abc import Callable, Generator, Reversible
 from pathlib import Path
@@ -226,6 +227,25 @@ def causal_masks_from(
         yield
     finally:
         transformer._detect_is_causal_mask = original
+
+
+@contextlib.contextmanager
+def distributions_check_by(check: Callable[[torch.Tensor], bool]) -> Generator[None]:
+    """Let a function judge the masks of valid arguments of torch distributions, in a block."""
+    functions: Any = torch
+    original = functions._is_all_true
+    thread = threading.get_ident()
+
+    def is_all_true(valid: torch.Tensor) -> Any:
+        caller = sys._getframe(1).f_globals.get("__name__")
+        own = caller == "torch.distributions.distribution" and threading.get_ident() == thread
+        return check(valid) if own and isinstance(valid, FakeTensor) else original(valid)
+
+    functions._is_all_true = is_all_true
+    try:
+        yield
+    finally:
+        functions._is_all_true = original
 
 
 @contextlib.contextmanager

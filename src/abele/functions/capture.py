@@ -36,6 +36,7 @@ from abele.functions.randomness import without_output, without_random_numbers
 from abele.functions.state import Changed, Reached, Stored
 from abele.functions.varying import Derived, Slots, Varying
 from abele.ops.recurrent import StepsNeeded
+from abele.ops.value_check import checked
 from abele.program import Program, Role
 from abele.program.core import operators_called
 from abele.trace import scopes, tracer
@@ -53,6 +54,10 @@ _OF_GRADIENT = (
     *(_Tensor.requires_grad.__set__, _Tensor.requires_grad_),
 )
 _MOST_TRACES = 4
+_OF_DISTRIBUTIONS = (
+    "an argument of a distribution, or a value passed to its log_prob, is invalid or not a number. "
+    "Call the function without abele.compile to see it."
+)
 _KINDS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 # Wrappers of modules that work in backward, below what a trace sees.
 _PARALLEL = frozenset({"DistributedDataParallel", "FullyShardedDataParallel", "DataParallel"})
@@ -213,6 +218,7 @@ class _Capture:
         self._repeated: Sequence[str] = ()
         self._caches_casts = torch.is_autocast_cache_enabled()  # a trace of torch's turns it off
         self._outputs: list[tuple[torch.Tensor, Output]] = []
+        self._checks: list[torch.Tensor] = []  # of arguments of distributions
         self._kept: list[torch.Tensor] = []  # tensors whose gradient stays
 
     def _describe(self, tensor: torch.Tensor) -> tuple[str, Role]:
@@ -321,7 +327,7 @@ class _Capture:
             raise ChangesError(changes)
         kept = [each.value for each in self._stored]
         schedules = [each[1:] for each in self.steps.schedules]
-        flat, structure = _torch.flatten((result, events, kept, schedules))
+        flat, structure = _torch.flatten((result, events, kept, schedules, self._checks))
         self._require_own(result, kept)
         outputs: list[torch.Tensor] = []
         leaves: list[Any] = []
@@ -412,6 +418,7 @@ class _Capture:
             scopes.recording(modules),
             portable_functions(training=torch.is_grad_enabled(), whole_layers=self._whole_layers),
             compiled_functions_run_plainly(),
+            _torch.distributions_check_by(self._check_later),
         ):
             result = self._function(*args, **kwargs)
         self._arguments.require_unchanged(args, kwargs)
@@ -421,6 +428,12 @@ class _Capture:
                 "Begin with detach() of the argument."
             )
         return result
+
+    def _check_later(self, valid: torch.Tensor) -> bool:
+        """Let the program check arguments of a distribution, as part of its outputs."""
+        with torch.no_grad():
+            self._checks.append(checked(valid.logical_not(), _OF_DISTRIBUTIONS))
+        return True
 
     def _refuse_modules(self) -> None:
         """Refuse modules whose gradients no program computes."""

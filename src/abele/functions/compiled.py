@@ -202,7 +202,7 @@ class CompiledCall:
         for tensor, index in gradients.kept.items():
             tensor.grad = outputs[index]
         leaves = [self._leaf(each, outputs) for each in captured.leaves]
-        result, events, stored, schedules = _torch.unflatten(leaves, captured.structure)
+        result, events, stored, schedules, _ = _torch.unflatten(leaves, captured.structure)
         for each, value in zip(captured.stored, stored, strict=True):
             each.store(value)
         if self._host is None and not schedules:

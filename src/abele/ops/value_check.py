@@ -40,8 +40,16 @@ def unless(wrong: torch.Tensor, result: torch.Tensor, message: str) -> torch.Ten
     Returns:
         A tensor of the shape and bits of ``result``.
     """
-    fine = torch.ops.abele.value_check.default(wrong.detach(), f"{_line()}: {message}")
+    fine = checked(wrong, message)
     return torch.where(fine, result, torch.zeros((), dtype=result.dtype, device=result.device))
+
+
+def checked(wrong: torch.Tensor, message: str) -> torch.Tensor:
+    """Return True as a 0-d tensor; raise at run time if any element of ``wrong`` is true.
+
+    A program that does not use the result leaves the check out.
+    """
+    return torch.ops.abele.value_check.default(wrong.detach(), f"{_line()}: {message}")
 
 
 def _line() -> str:

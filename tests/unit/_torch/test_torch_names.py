@@ -445,6 +445,20 @@ def test_distributions_are_checked_again_afterwards():
         torch.distributions.Normal(0.0, torch.tensor(-1.0))
 
 
+def test_masks_of_distributions_are_judged_by_a_function():
+    torch.distributions.Distribution.set_default_validate_args(True)
+    seen = []
+    with (
+        _torch.distributions_check_by(lambda valid: not seen.append(valid)),
+        _torch.FakeTensorMode() as mode,
+    ):
+        found = torch.distributions.Normal(mode.from_tensor(torch.ones(3)), 1.0)
+        found.log_prob(mode.from_tensor(torch.ones(3)))
+    assert [each.dtype for each in seen] == [torch.bool] * 3
+    with pytest.raises(ValueError, match="constraint"):
+        torch.distributions.Normal(0.0, torch.tensor(-1.0))
+
+
 def test_operators_are_found_by_the_names_they_have():
     aten = torch.ops.aten
     names = {
