@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from abele.targets.cpu.emitted import lowering, source
+from abele.targets.translation.places import Kind
 
 #: Each fault: what is replaced in the text of a program, and by what.
 FAULTS = {
@@ -74,6 +75,21 @@ def inject(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
         return dataclasses.replace(plain, text=re.sub(pattern, replacement, plain.text))
 
     monkeypatch.setattr(lowering.source, "write", written)
+    _fill_unwritten_memory(monkeypatch)
+
+
+def _fill_unwritten_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has results and arena hold NaN before a run, never right values that an earlier run left."""
+    compute = lowering.Runner._compute
+
+    def filled(self, threads):
+        self._arena.fill_(0xFF)
+        for buffer, tensor in self._memory.items():
+            if buffer.kind is Kind.OUTPUT and tensor.is_floating_point():
+                tensor.fill_(torch.nan)
+        compute(self, threads)
+
+    monkeypatch.setattr(lowering.Runner, "_compute", filled)
 
 
 def _draw_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
