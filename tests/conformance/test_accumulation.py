@@ -89,33 +89,6 @@ def assert_equal(actual, expected):
         torch.testing.assert_close(value, expected[name].detach(), rtol=0, atol=0)
 
 
-def test_replicas_keep_statistics_of_their_own():
-    model = MODELS["batch norm and dropout"]
-    module = model.fresh()
-    config = StepConfig(replicas=2)
-    session, _ = started(module, model.batch(ROWS), rule_for(module), config)
-    session.step(model.batch(2 * ROWS))
-    first, second = (buffers["norm.running_mean"] for buffers in session.buffers)
-    assert not torch.equal(first, second)
-    for index, buffers in enumerate(session.buffers):
-        rows = model.batch(2 * ROWS)[0].narrow(0, index * ROWS, ROWS)
-        mean = module.conv(rows).mean((0, 2, 3))
-        torch.testing.assert_close(buffers["norm.running_mean"], 0.1 * mean)
-
-
-def test_sum_is_mean_with_a_larger_step():
-    model = MODELS["dense"]
-    after = []
-    for reduction, lr in ((Reduction.SUM, 0.01), (Reduction.MEAN, 0.04)):
-        module = model.fresh()
-        config = StepConfig(gradient_accumulation=4, reduction=reduction)
-        session, _ = started(module, model.batch(ROWS), rule_for(module, lr=lr), config)
-        session.step(model.batch(4 * ROWS))
-        after.append(session.params)
-    for name, value in after[0].items():
-        torch.testing.assert_close(value, after[1][name])
-
-
 def test_processes_divide_the_mean_as_well():
     model = MODELS["dense"]
     module = model.fresh()
@@ -215,29 +188,3 @@ def _one_call(model, config):
     module = model.fresh()
     session, _ = started(module, model.batch(ROWS), rule_for(module), config)
     return session.step(model.batch(16 * ROWS))
-
-
-def test_inference_iterates_over_batches():
-    model = MODELS["affine"]
-    module = model.fresh()
-    config = StepConfig(training=False, device_iterations=5, output_mode=OutputMode.ALL)
-    session, _ = started(module, model.batch(ROWS), config=config)
-    batch = model.batch(5 * ROWS)
-    torch.testing.assert_close(session.step(batch), [module(*batch).detach()], rtol=0, atol=0)
-
-
-def test_the_order_is_iteration_then_accumulation_then_replica():
-    model = MODELS["affine"]
-    config = StepConfig(
-        training=False,
-        device_iterations=2,
-        gradient_accumulation=1,
-        replicas=3,
-        output_mode=OutputMode.EVERY_N,
-        output_period=2,
-    )
-    session, _ = started(model.fresh(), (torch.zeros(1, 3),), config=config)
-    numbers = torch.arange(6.0).reshape(6, 1).expand(6, 3).contiguous()
-    out = session.step([numbers])[0]
-    expected = model.fresh()(numbers[3:])
-    torch.testing.assert_close(out, expected.detach(), rtol=0, atol=0)

@@ -28,16 +28,6 @@ def test_a_module_is_wrapped_for_training_once():
     trainer(model)
 
 
-def test_wrapping_freezes_the_options_but_not_their_copies():
-    chosen = options()
-    wrapped = poptorch.inferenceModel(scorer(), chosen)
-    for frozen in (chosen, wrapped.options):
-        with pytest.raises(AttributeError, match="Can't modify frozen Options"):
-            frozen.deviceIterations(2)
-    chosen.clone().deviceIterations(2)
-    assert chosen.defaultOutputMode()
-
-
 def test_an_optimizer_of_another_kind_is_refused():
     model = scorer()
     optimizer = torch.optim.Adafactor(model.parameters())
@@ -68,9 +58,3 @@ def test_reading_a_value_names_the_line(forward, code):
     line = forward.__code__.co_firstlineno + 1
     with pytest.raises(poptorch.Error, match=rf"test_first_hour\.py:{line}: .*{code}"):
         inference(forward)(X)
-
-
-def test_backward_on_a_result_is_refused():
-    loss, _ = trainer(scorer())(*rows(4))
-    with pytest.raises(poptorch.Error, match=r"Remove backward\(\) and optimizer\.step\(\)"):
-        loss.backward()

@@ -255,36 +255,6 @@ def test_buffers_update_at_every_micro_batch(training):
     assert model.count.item() == 2 * micro_batches
 
 
-def test_only_the_listed_buffers_are_sent():
-    class Shifted(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("first", torch.zeros(3))
-            self.register_buffer("second", torch.zeros(3))
-            self.weight = torch.nn.Parameter(torch.zeros(3))
-
-        def forward(self, x):
-            return x + self.first + self.second + self.weight
-
-    def changed(**settings):
-        model = Shifted()
-        wrapped = poptorch.inferenceModel(model, options(**settings))
-        wrapped(X)
-        with torch.no_grad():
-            model.first += 1
-            model.second += 10
-            model.weight += 100
-        return wrapped
-
-    wrapped = changed(updatableNamedBuffers=["first"])
-    wrapped.copyNamedBuffersToDevice()
-    with pytest.warns(poptorch.HostChangeWarning, match="weight, second of the host"):
-        assert torch.equal(wrapped(X), X + 1)
-    for settings in ({}, {"updatableNamedBuffers": []}):
-        with pytest.raises(poptorch.Error, match="No named buffers marked"):
-            changed(**settings).copyNamedBuffersToDevice()
-
-
 def test_changed_inputs_reach_the_caller():
     def forward(x, nested):
         x.add_(1)
@@ -314,14 +284,6 @@ def test_for_loop_passes_by_value():
     assert torch.equal(looped, X + 3)
     assert torch.equal(after, X)
     assert torch.equal(x, X)
-
-
-@pytest.mark.parametrize("start", [-7, 100])
-def test_starts_out_of_range_compile(start):
-    wrapped = inference(lambda x, start: poptorch.dynamic_slice(x, 0, start, 2, 1))
-    wrapped.compile(X, torch.tensor([start]))
-    assert wrapped.isCompiled()
-    assert torch.equal(wrapped(X, torch.tensor([1])), X[1:3])
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -220,14 +220,6 @@ def trainer_with(opts):
     return poptorch.trainingModel(model, opts, sgd(model))
 
 
-def test_compile_only_runs_need_no_device():
-    wrapped = trainer_with(options().useOfflineIpuTarget(poptorch.ipuHardwareVersion()))
-    wrapped.compile(*rows(4))
-    assert wrapped.isCompiled()
-    with pytest.raises(AssertionError, match="offline device"):
-        wrapped(*rows(4))
-
-
 def test_options_can_be_subclassed():
     class Chosen(poptorch.Options):
         def __init__(self, replicas=1):

@@ -204,15 +204,6 @@ def test_a_dataset_that_does_not_pickle(strategy):
         AsynchronousDataAccessor(dataset, sharing_strategy=strategy)
 
 
-def test_one_accessor_is_enough():
-    mode = poptorch.DataLoaderMode.Async
-    options = {"sharing_strategy": Strategy.Fork}
-    loader = DataLoader(poptorch.Options(), data.Range(4), mode=mode, async_options=options)
-    with pytest.raises(poptorch.Error, match="already uses an AsynchronousDataAccessor"):
-        AsynchronousDataAccessor(loader)
-    loader.terminate()
-
-
 def test_a_loader_with_a_short_batch_needs_rebatching():
     loader = DataLoader(poptorch.Options(), data.Range(4), batch_size=2, drop_last=False)
     with pytest.raises(AssertionError, match="set drop_last=True, or rebatched_size"):

@@ -4,7 +4,6 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
-import poptorch
 from helpers.wrapping import inference
 
 X = torch.ones(4, 8)
@@ -49,8 +48,3 @@ def test_a_state_of_other_generators_is_refused():
     other.compile(X)
     with pytest.raises(ValueError, match="for 1 generators"):
         wrapped.rng_state = other.rng_state
-
-
-def test_there_is_no_state_before_compiling():
-    with pytest.raises(poptorch.Error, match="has not been compiled"):
-        _ = _dropping().rng_state

@@ -206,21 +206,6 @@ def test_what_was_compiled_offline_runs_where_it_is_loaded(path):
 # -- refusals --------------------------------------------------------------------------------
 
 
-def test_a_file_of_another_version_is_refused(path, monkeypatch):
-    trained().save(path)
-    monkeypatch.setattr("poptorch._files.saved_file.__version__", "9.9")
-    with pytest.raises(
-        AssertionError, match=r"Invalid file .*model\.poptorch: PopTorch version mismatch.*9\.9"
-    ):
-        poptorch.load(path)
-
-
-def test_a_file_without_model_says_what_to_do(path):
-    trained().save(path, export_model=False)
-    with pytest.raises(AssertionError, match=r"export_model=False.*loadExecutable\('"):
-        poptorch.load(path)
-
-
 def test_a_damaged_file_is_refused_and_leaves_the_class_alone(path):
     trained().save(path)
     data = bytearray(path.read_bytes())

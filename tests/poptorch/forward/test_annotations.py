@@ -39,11 +39,6 @@ def test_name_scopes_prefix_names():
     assert torch.equal(forward(FLOATS), torch.tanh(torch.cos(torch.sin(FLOATS))))
 
 
-def test_a_name_is_a_string():
-    with pytest.raises(AssertionError, match="must be a string, not 1"):
-        poptorch.NameScope(1)
-
-
 def test_the_operators_that_programs_call_by_name():
     def forward(x):
         torch.ops.poptorch.push_name_scope("pushed")

@@ -90,11 +90,6 @@ def test_replicas_have_statistics_of_their_own_and_the_first_is_read():
     assert torch.equal(model[0].running_mean, plain[0].running_mean)
 
 
-def test_written_buffers_cannot_be_broadcast_to_replicas():
-    with pytest.raises(poptorch.Error, match=r"does not support broadcasting buffers.*count"):
-        trainer(Counter(), replicationFactor=2)(torch.randn(4, 3))
-
-
 def test_buffers_of_a_trained_model_can_be_copied_and_are_plain():
     model = Counter()
     trainer(model)(torch.randn(2, 3))
@@ -132,13 +127,6 @@ def test_a_buffer_that_does_not_exist_is_named():
     wrapped = poptorch.inferenceModel(Shifted(), options(updatableNamedBuffers=["third"]))
     wrapped(torch.zeros(1, 3))
     with pytest.raises(poptorch.Error, match=r"names \['third'\].*'first', 'second'"):
-        wrapped.copyNamedBuffersToDevice()
-
-
-def test_no_buffer_can_be_sent_by_name_unless_it_was_named():
-    wrapped = trainer(Counter())
-    wrapped(torch.randn(2, 3))
-    with pytest.raises(poptorch.Error, match="No named buffers marked as updatable"):
         wrapped.copyNamedBuffersToDevice()
 
 

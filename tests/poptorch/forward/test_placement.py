@@ -145,12 +145,6 @@ def test_counts_are_powers_of_two_or_rounded(caplog):
     assert caplog.messages == ["Number of IPUs rounded up from 5 to 8."]
 
 
-@pytest.mark.parametrize("needed", [65, 128])
-def test_there_are_64_devices(needed):
-    with pytest.raises(poptorch.Error, match=r"Too many IPUs requested \(128\).*distributed"):
-        count_ipus(needed, options(autoRoundNumIPUs=True))
-
-
 @pytest.mark.parametrize("variable", [None, *HALF])
 def test_the_simulator_takes_any_number(variable, monkeypatch):
     made = options()

@@ -105,22 +105,3 @@ def test_lists_hold_one_value_for_each(setter, value):
         run(group)
     device, host = run(getattr(group, setter)(None))
     assert torch.equal(device, host)
-
-
-@pytest.mark.parametrize(
-    ("setter", "value", "kind"),
-    [
-        ("availableMemoryProportions", "half", AssertionError),
-        ("availableMemoryProportions", [0.1, "x"], AssertionError),
-        ("partialsTypes", torch.int32, ValueError),
-        ("partialsTypes", [torch.float, "half"], ValueError),
-        ("enableConvDithering", 1, ValueError),
-        ("enableConvDithering", [True, None], ValueError),
-        ("planType", 0, AssertionError),
-        ("perConvReservedTiles", 1.5, AssertionError),
-        ("cycleBackOff", "x", AssertionError),
-    ],
-)
-def test_values_are_checked(setter, value, kind):
-    with pytest.raises(kind, match="Invalid"):
-        getattr(poptorch.MultiConv(), setter)(value)

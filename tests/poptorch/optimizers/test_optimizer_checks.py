@@ -62,14 +62,6 @@ def test_optimizers_that_cannot_be_converted(make, kind, words):
         poptorch.trainingModel(model, options(), make(model.parameters()))
 
 
-def test_a_group_needs_every_attribute():
-    model = scorer()
-    optimizer = sgd(model)
-    del optimizer.param_groups[0]["momentum"]
-    with pytest.raises(AssertionError, match="Mandatory attribute momentum not found in group 0"):
-        poptorch.trainingModel(model, options(), optimizer)
-
-
 @pytest.mark.parametrize("kind", [optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.LAMB])
 def test_accumulators_are_half_or_float(kind):
     with pytest.raises(AssertionError, match="Accumulation types must be"):
@@ -157,16 +149,6 @@ def test_other_accumulators_leave_the_strategy(settings):
     model = scorer()
     wrapped = trainer(model, optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **settings))
     assert _strategy(wrapped) is poptorch.MeanReductionStrategy.Post
-
-
-def test_half_accumulators_come_too_late_after_compiling():
-    wrapped, model, _ = running(lambda m: optim.SGD(m.parameters(), lr=0.1))
-    half = optim.SGD(model.parameters(), lr=0.1, accum_type=torch.float16)
-    with pytest.raises(
-        ValueError, match=r"is already compiled with accumulators of torch\.float32"
-    ):
-        wrapped.setOptimizer(half)
-    wrapped(*rows(4))
 
 
 def test_velocity_scaling_without_combined_accumulators_is_announced(caplog):

@@ -1,7 +1,6 @@
 """Structures of arguments and results: parsers of users' types, and containers of results."""
 
 import pytest
-import torch
 
 import poptorch
 from poptorch._forward import structure
@@ -63,16 +62,3 @@ def test_mistakes(kind, parser, words):
 def test_a_parser_needs_both_methods():
     with pytest.raises(TypeError, match="abstract"):
         poptorch.ICustomArgParser()
-
-
-def leaf():
-    return torch.ones(2)
-
-
-@pytest.mark.parametrize("result", [leaf(), (leaf(),), [leaf()]], ids=["one", "tuple", "list"])
-def test_results_refuse_backward(result):
-    like, tensors = structure.taken_apart(result)
-    delivered = structure.delivery(like)(tensors)
-    first = delivered if isinstance(delivered, torch.Tensor) else delivered[0]
-    with pytest.raises(poptorch.Error, match="Results carry no gradient history"):
-        first.backward()

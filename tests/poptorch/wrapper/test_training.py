@@ -39,15 +39,6 @@ def test_one_step_is_bitwise_a_plain_step():
     assert torch.equal(weights(model), weights(plain))
 
 
-def test_several_device_iterations_are_several_updates_in_one_call():
-    plain, (x, target) = scorer(), rows(4 * MICRO)
-    losses = plain_steps(plain, sgd(plain), [[pair] for pair in _pairs(x, target, MICRO)])
-    model = scorer()
-    loss, _ = trainer(model, deviceIterations=4, outputMode=OutputMode.All)(x, target)
-    assert torch.equal(loss, torch.stack(losses))
-    assert torch.equal(weights(model), weights(plain))
-
-
 @pytest.mark.parametrize("reduction", [ReductionType.Mean, ReductionType.Sum])
 @pytest.mark.parametrize(
     "split",
@@ -65,26 +56,6 @@ def test_gradients_of_micro_batches_combine_by_the_reduction(reduction, split):
 
 
 EXAMPLE = {"deviceIterations": 2, "gradientAccumulation": 4, "replicationFactor": 2}
-
-
-def _outputs(mode, optimizer_lr=0.0):
-    model = scorer()
-    wrapped = trainer(model, sgd(model, lr=optimizer_lr), outputMode=mode, **EXAMPLE)
-    return [result.clone() for result in wrapped(*rows(48))]
-
-
-@pytest.mark.parametrize(
-    ("mode", "pick"),
-    [
-        pytest.param(OutputMode.Final, lambda all_: all_[-1], id="final"),
-        pytest.param((OutputMode.EveryN, 2), lambda all_: all_[4:], id="every n"),
-        pytest.param(OutputMode.Sum, lambda all_: all_.sum(0), id="sum"),
-    ],
-)
-def test_every_mode_is_a_selection_of_all(mode, pick):
-    everything = _outputs(OutputMode.All)[1].reshape(8, 2, 3, 3)
-    expected = pick(everything).reshape(-1, 3)
-    torch.testing.assert_close(_outputs(mode)[1], expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("mode", [OutputMode.Final, OutputMode.All])

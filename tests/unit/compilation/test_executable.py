@@ -1,7 +1,6 @@
 """Executable files: what is in one, when it is refused, and that damage is always noticed."""
 
 import dataclasses
-import errno
 import os
 import re
 import sys
@@ -176,40 +175,3 @@ def test_code_of_a_lowering_that_the_target_lacks_is_refused(programs, tmp_path)
     refused = r"by 'emitted', which target 'keeping' does not have \(it has kept code\)\. Compile"
     with pytest.raises(ForeignExecutable, match=refused):
         executable_file.load(tmp_path / "x.abele", made.programs, made.key_parts, Keeping())
-
-
-def full_disk(*_):
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-@pytest.mark.parametrize("place", ["fsync", "replace"])
-def test_a_full_disk_leaves_nothing_behind(made, tmp_path, monkeypatch, place):
-    monkeypatch.setattr(os, place, full_disk)
-    with pytest.raises(OSError, match="No space left"):
-        executable_file.save(made, tmp_path / "x.abele")
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_flipped_bit_of_any_byte_is_noticed_or_harmless(file, made):
-    data = bytearray(file.read_bytes())
-    noticed = 0
-    for position in range(len(data)):
-        bit = 1 << position % 8
-        data[position] ^= bit
-        file.write_bytes(data)
-        data[position] ^= bit
-        try:
-            loaded = reload(file, made)
-        except (CorruptExecutable, ForeignExecutable):
-            noticed += 1
-        else:
-            assert loaded.key == made.key
-            assert loaded.compiled["forward"].payload == made.compiled["forward"].payload
-    # What may go unnoticed: times and attributes of members.
-    assert noticed > 0.4 * len(data)
-
-
-def test_an_altered_payload_is_corrupt_though_the_zip_is_sound(file, made):
-    rewrite(file, **{"code/forward": b"other code"})
-    with pytest.raises(CorruptExecutable, match=r"checksum of code/forward"):
-        reload(file, made)
