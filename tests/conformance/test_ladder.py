@@ -1,5 +1,7 @@
 """The ladder: eager = reference, bitwise; compiled ~ eager; loaded from the cache = compiled."""
 
+import functools
+
 import pytest
 import torch
 
@@ -23,6 +25,7 @@ COMPILED = ALWAYS + [
 ]
 
 
+@functools.cache
 def eager(name, kind):
     module = MODELS[name].fresh()
     return run_eagerly(module, OPTIMIZERS[kind](module.parameters()), MODELS[name].batches(STEPS))

@@ -281,7 +281,7 @@ OPERATORS = [
 CENTERED = [({"params": [torch.nn.Parameter(X)], "centered": flag}) for flag in (True, False)]
 SAMPLER = [[0, 1]]
 DATA = [
-    ("unsupported optimizer", AssertionError, "Unsupported optimizer type",
+    ("unsupported optimizer", AssertionError, "optimizer type LBFGS: its step calls a closure",
      lambda: m.converted(torch.optim.LBFGS)),
     ("amsgrad of torch", ValueError, "non-amsgrad",
      lambda: m.converted(lambda p: torch.optim.Adam(p, amsgrad=True))),
@@ -293,7 +293,7 @@ DATA = [
      lambda: m.converted(lambda p: optim.RMSprop(CENTERED, lr=0.1))),
     ("missing group attribute", AssertionError, "Mandatory attribute momentum not found",
      lambda: m.converted(lambda p: optim.SGD(p, lr=0.1), momentum=None)),
-    ("non-number attribute", AssertionError, "Expected a number",
+    ("non-number attribute", AssertionError, "a number for attribute lr, found 'fast'",
      lambda: m.converted(lambda p: torch.optim.SGD(p, lr=0.1), lr="fast")),
     ("unknown variable attribute", AssertionError, "Unknown attribute",
      lambda: optim.SGD(scorer().parameters(), lr=0.1).variable_attrs.markAsVariable("beta3")),

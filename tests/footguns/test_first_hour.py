@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import poptorch
-from helpers.wrapping import inference, options, rows, scorer, trainer
+from helpers.wrapping import inference, options, scorer, trainer
 
 X = torch.ones(4, 3)
 
@@ -34,13 +34,6 @@ def test_an_optimizer_of_another_kind_is_refused():
     with pytest.raises(AssertionError, match="Unsupported optimizer type Adafactor"):
         poptorch.trainingModel(model, options(), optimizer)
     trainer(model)  # nothing was wrapped by the failure
-
-
-@pytest.mark.parametrize("count", [1, 5, 7])
-def test_rows_must_divide_into_micro_batches(count):
-    wrapped = trainer(scorer(), deviceIterations=2, gradientAccumulation=3)
-    with pytest.raises(AssertionError, match=r"Invalid batch dimension.*multiple of 6"):
-        wrapped(*rows(count))
 
 
 def _branches(x):

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
-from abele.step.config import MeanStrategy
 from helpers.wrapping import Calls, options, rows, scorer, trainer, weights
 from poptorch import MeanReductionStrategy
 
@@ -32,22 +31,6 @@ def test_strategies_agree_on_float_gradients(strategy):
     trainer(actual, gradientAccumulation=4, **setting)(*rows(8))
     trainer(expected, gradientAccumulation=4)(*rows(8))
     torch.testing.assert_close(weights(actual), weights(expected))
-
-
-@pytest.mark.parametrize(
-    ("settings", "strategy"),
-    [
-        ({}, MeanStrategy.POST),
-        ({"accum_type": torch.float16}, MeanStrategy.RUNNING),
-        ({"accum_type": torch.float16, "use_combined_accum": True}, MeanStrategy.POST),
-    ],
-    ids=["float", "half", "combined half"],
-)
-def test_half_accumulators_hold_the_running_mean(settings, strategy):
-    model = scorer()
-    wrapped = trainer(model, sgd(model, **settings), gradientAccumulation=2)
-    assert wrapped._wrapped.config.mean_strategy is strategy
-    wrapped(*rows(4))
 
 
 # -- stochastic rounding -------------------------------------------------------------------

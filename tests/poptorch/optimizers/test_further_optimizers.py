@@ -39,17 +39,6 @@ def test_numbers_change_between_calls(name):
     assert torch.equal(weights(model), weights(plain))
 
 
-@of_every_kind
-def test_micro_batches_and_replicas_are_one_update(name):
-    (model, optimizer), (plain, theirs) = made(name), made(name)
-    wrapped = trainer(model, optimizer, gradientAccumulation=2, replicationFactor=2)
-    for step in range(8):
-        batch = rows(8, seed=step)
-        wrapped(*batch)
-        plain_steps(plain, theirs, [list(zip(*(each.split(2) for each in batch), strict=True))])
-    torch.testing.assert_close(weights(model), weights(plain), rtol=1e-5, atol=1e-6)
-
-
 def test_a_number_that_was_compiled_in_is_refused_without_advice_that_does_not_help():
     model, optimizer = made("Adadelta")
     wrapped = trainer(model, optimizer)

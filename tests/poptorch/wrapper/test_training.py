@@ -244,23 +244,6 @@ def test_the_mode_of_the_module_counts_and_is_compiled_in():
         assert dropped(wrapped(x)) == (True, False)
 
 
-@pytest.mark.parametrize(("training", "deep"), [(True, 3), (False, 2)])
-def test_shallow_pipelines_are_refused_although_nothing_here_needs_their_depth(training, deep):
-    def made(count):
-        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
-        for ipu, layer in enumerate(model):
-            poptorch.BeginBlock(layer, ipu_id=ipu)
-        scored = Calls(lambda self, x: poptorch.identity_loss(model(x), "mean"))
-        scored.model = model
-        if training:
-            return trainer(scored, gradientAccumulation=count)
-        return poptorch.inferenceModel(model, options(deviceIterations=count))
-
-    with pytest.raises(poptorch.Error, match=rf"number of pipeline stages \({deep}\)"):
-        made(deep - 1)(torch.ones(deep - 1, 4))
-    made(deep)(torch.ones(deep, 4))
-
-
 def test_forward_runs_on_ipu_from_its_first_line_to_its_last():
     seen = []
 

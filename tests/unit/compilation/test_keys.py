@@ -19,7 +19,6 @@ from abele import ExecutableCache, StepConfig, build, get_target, passes
 from abele.compilation import keys
 from abele.compilation.portable_executable import captured_in, pack, restore
 from abele.compilation.serialization import from_text, to_text
-from abele.errors import CorruptExecutable
 from abele.kernels import packaged, sources
 from abele.step.config import MeanStrategy, OutputMode, Reduction
 from abele.step.replica_groups import GroupType
@@ -569,18 +568,6 @@ def test_a_file_keeps_the_layout_of_a_mask(tmp_path, monkeypatch):
     (actual,) = again.compiled["forward"].run([SCORES])
     assert record.cache == "hit"
     torch.testing.assert_close(actual, expected)
-
-
-def test_programs_of_a_file_are_checked(tmp_path):
-    captured_here = captured(Masked(TRIANGLE), (SCORES,), INFERENCE)
-    made, _ = build(captured_here.programs, INFERENCE, target=get_target("reference"))
-    content, members = pack(captured_here, made)
-    write(tmp_path / "wrong", "test", {**content, "digests": {"forward": "0" * 64}}, members)
-    with (
-        Container(tmp_path / "wrong", "test") as file,
-        pytest.raises(CorruptExecutable, match="is not the one that was stored"),
-    ):
-        captured_in(file, file.content)
 
 
 @pytest.mark.compiler

@@ -41,11 +41,6 @@ def test_another_seed_gives_other_numbers(other):
     assert not torch.equal(noise(seed=5), noise(seed=other))
 
 
-def test_calls_go_on_where_the_last_one_ended():
-    first, second = noise(2, seed=5)
-    assert not torch.equal(first, second)
-
-
 def test_replicas_draw_from_streams_of_their_own():
     alone = noise(2, seed=5)
     both = noise(2, seed=5, replicas=2).reshape(2, 2, 3)
@@ -82,17 +77,6 @@ def test_without_a_seed_torchs_stream_is_shared():
     expected = torch.rand(3)
     torch.manual_seed(1)
     torch.testing.assert_close(noise()[0], expected, rtol=0, atol=0)
-
-
-def test_a_random_state_can_be_kept_and_put_back():
-    config = StepConfig(training=False, seed=5, replicas=2, output_mode=OutputMode.ALL)
-    session, _ = started(Noise(), (torch.zeros(3),), config=config)
-    session.step([torch.zeros(6)])
-    kept = session.random_state
-    (expected,) = session.step([torch.zeros(6)])
-    session.random_state = kept
-    torch.testing.assert_close(session.step([torch.zeros(6)])[0], expected, rtol=0, atol=0)
-    assert len(kept) == 2
 
 
 def test_a_shared_stream_has_no_state_of_its_own():
@@ -140,25 +124,6 @@ def test_written_buffers_reach_every_replica():
     torch.testing.assert_close(result, torch.full((8, 3), 7.0), rtol=0, atol=0)
 
 
-def test_replicas_do_not_share_buffers():
-    config = StepConfig(training=False, replicas=2)
-    session, _ = started(AFFINE.fresh(), AFFINE.batch(), config=config)
-    first, second = (buffers["shift"] for buffers in session.buffers)
-    assert first.data_ptr() != second.data_ptr()
-
-
-def test_written_optimizer_state_continues_a_run():
-    _, whole = dense_session()
-    expected = run(whole, DENSE.batches(4))
-    _, first = dense_session()
-    run(first, DENSE.batches(4)[:2])
-    _, second = dense_session()
-    second.write_params(first.params)
-    second.write_optimizer_state(first.optimizer_state)
-    for name, value in run(second, DENSE.batches(4)[2:]).params.items():
-        torch.testing.assert_close(value, expected.params[name], rtol=0, atol=0)
-
-
 def test_optimizer_state_is_not_kept_twice():
     module, first = dense_session()
     rule, params = rule_for(module), dict(module.named_parameters())
@@ -197,20 +162,6 @@ def test_a_constant_rate_cannot_change():
 
 
 # -- batches -------------------------------------------------------------------------------
-
-
-def test_outputs_of_two_calls_are_apart():
-    _, session = dense_session()
-    first, _ = session.step(DENSE.batch())
-    before = first.clone()
-    session.step(DENSE.batch(seed=2))
-    torch.testing.assert_close(first, before, rtol=0, atol=0)
-
-
-def test_rows_that_do_not_divide_are_refused():
-    _, session = dense_session(StepConfig(gradient_accumulation=3))
-    with pytest.raises(BatchError, match="has 10 rows, which is not a multiple of 3"):
-        session.step(DENSE.batch(10))
 
 
 def test_a_period_that_does_not_divide_is_refused_before_anything_runs():

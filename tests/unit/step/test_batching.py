@@ -19,16 +19,6 @@ def config(iterations=1, accumulation=1, replicas=1, mode=FINAL, period=1):
     )
 
 
-@pytest.mark.parametrize(
-    ("mode", "period", "parts"), [(FINAL, 1, 2), (ALL, 1, 16), (EVERY_N, 2, 8), (SUM, 1, 2)]
-)
-def test_the_worked_example(mode, period, parts):
-    example = config(2, 4, 2, mode, period)  # micro-batches of 3 rows
-    assert batching.micro_batches(example) * 3 == 48
-    assert batching.micro_batch_size(48, example) == 3
-    assert batching.parts_out(example) == parts
-
-
 def test_rows_that_do_not_divide_are_refused_with_the_arithmetic():
     with pytest.raises(
         BatchError,
@@ -42,9 +32,3 @@ def test_rows_that_do_not_divide_are_refused_with_the_arithmetic():
 def test_a_period_that_does_not_divide_the_iterations_is_refused(iterations, period):
     with pytest.raises(BatchError, match=f"period {period} needs a period .* found {iterations}"):
         batching.check_output_period(config(iterations, mode=EVERY_N, period=period))
-
-
-@pytest.mark.parametrize("mode", [FINAL, ALL, SUM])
-def test_the_period_matters_to_every_n_alone(mode):
-    batching.check_output_period(config(5, mode=mode, period=2))
-    assert batching.parts_out(config(5, mode=mode, period=2)) == (5 if mode is ALL else 1)
