@@ -22,29 +22,6 @@ class Checkpointed(nn.Module):
         return nn.functional.mse_loss(self.second(hidden), y)
 
 
-class Recurrent(nn.Module):
-    """A recurrent layer over three equal time steps."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer, self.head = layer(4, 8, batch_first=True), nn.Linear(8, 1)
-
-    def forward(self, x, y):
-        hidden, _ = self.layer(x.unsqueeze(1).repeat(1, 3, 1))
-        return nn.functional.mse_loss(self.head(hidden[:, -1]), y)
-
-
-class Attention(nn.Module):
-    """Scaled dot-product attention of torch's own layer."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
-
-    def forward(self, x, y):
-        return nn.functional.mse_loss(self.layer(x.unsqueeze(0)).squeeze(0)[:, :1], y)
-
-
 def quiet() -> poptorch.Options:
     return poptorch.Options().showCompilationProgressBar(False)
 
@@ -67,19 +44,8 @@ def trains_alike(model, plain, inputs, **tolerances):
         torch.testing.assert_close(wrapped(*inputs), expected.detach(), **tolerances)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        Checkpointed,
-        lambda: Recurrent(nn.LSTM),
-        lambda: Recurrent(nn.GRU),
-        lambda: Recurrent(nn.RNN),
-        Attention,
-    ],
-    ids=["activation-checkpointing", "lstm", "gru", "rnn", "attention"],
-)
-def test_trains_like_plain_pytorch(make):
-    model = make()
+def test_a_checkpointed_module_trains_like_plain_pytorch():
+    model = Checkpointed()
     inputs = torch.randn(8, 4), torch.randn(8, 1)
     trains_alike(model, copy.deepcopy(model), inputs, rtol=0, atol=0)
 
@@ -138,15 +104,3 @@ def test_padded_sequences_train_as_the_advice_for_packed_ones_says(layer):
     refused = poptorch.inferenceModel(Sequences(layer, packed=True), quiet())
     with pytest.raises(poptorch.Error, match=r"mask its output by torch\.where"):
         refused(x, lengths)
-
-
-def test_results_do_not_share_memory():
-    class Views(nn.Module):
-        def forward(self, x):
-            y = x + 1
-            return y, y.view(-1), y
-
-    first, second, third = poptorch.inferenceModel(Views(), quiet())(torch.zeros(2, 2))
-    first.zero_()
-    torch.testing.assert_close(second, torch.ones(4))
-    torch.testing.assert_close(third, torch.ones(2, 2))

@@ -110,11 +110,6 @@ def test_the_value_of_an_unregistered_parameter_is_part_of_the_key():
     assert fingerprint(1.0) == fingerprint(1.0)
 
 
-def test_a_parameter_may_be_called_like_an_input():
-    result = run(lambda self, x: x + self.input0, torch.ones(2), input0=torch.ones(2))
-    torch.testing.assert_close(result, torch.full((2,), 2.0))
-
-
 def test_a_tensor_as_default_argument_works_in_every_call():
     class Masked(nn.Module):
         def forward(self, x, mask=ONES):
@@ -123,22 +118,3 @@ def test_a_tensor_as_default_argument_works_in_every_call():
     wrapped = poptorch.inferenceModel(Masked(), options())
     for _ in range(2):
         torch.testing.assert_close(wrapped(torch.ones(2, 2)), torch.ones(2, 2))
-
-
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_a_variable_loss_scale_changes_nothing(accumulation):
-    results = []
-    for scale in (None, 1024.0):
-        torch.manual_seed(0)
-        layer = nn.Linear(3, 1)
-        model = Lambda(lambda self, x, layer=layer: (self.layer(x) ** 2).mean())
-        model.layer = layer
-        model.function = lambda self, x: poptorch.identity_loss((self.layer(x) ** 2).mean(), "none")
-        wrapped = poptorch.trainingModel(
-            model,
-            options(gradientAccumulation=accumulation),
-            poptorch.optim.SGD(model.parameters(), lr=0.1, loss_scaling=scale),
-        )
-        wrapped(torch.arange(12.0).reshape(4, 3))
-        results.append(model.layer.weight.detach().clone())
-    torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=0)

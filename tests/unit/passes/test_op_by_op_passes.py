@@ -23,7 +23,7 @@ from abele.targets.cpu import TARGET as CPU
 from abele.targets.cpu.op_by_op import choice, updates
 from abele.targets.reference import Interpreter, Reference
 from helpers.planes import WITHOUT_GRADIENT, events, planes
-from helpers.runs import assert_close_by_norm, captured, flat, rule_for, run, run_eagerly, started
+from helpers.runs import assert_close_by_norm, captured, flat, rule_for, run, started
 
 aten = torch.ops.aten
 OP_BY_OP = CPU.lowering("op_by_op")
@@ -483,14 +483,6 @@ def test_only_what_compiled_code_leaves_to_the_library_decides(monkeypatch):
     assert (choice.why(program) or "").startswith("3 convolutions of")
     monkeypatch.setattr(choice, "is_product_or_depthwise", lambda _: False)
     assert choice.why(program) is None
-
-
-def test_the_plain_network_agrees_with_itself_in_eager():
-    model, batches = planes(), events(2)
-    eager = copy.deepcopy(model)
-    plain = run(started(model, batches[0], rule_for(model, "sgd"))[0], batches)
-    optimizer = torch.optim.SGD(eager.parameters(), lr=0.05, momentum=0.9)
-    assert_close_by_norm(plain, run_eagerly(eager, optimizer, batches), 1e-6)
 
 
 def test_counters_of_batch_norms_are_joined():

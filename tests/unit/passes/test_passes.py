@@ -237,13 +237,6 @@ def test_random_operations_are_never_merged(forward):
     torch.testing.assert_close(after.graph(torch.ones(3), X), expected, rtol=0, atol=0)
 
 
-def test_two_equal_results_keep_memory_of_their_own():
-    (before,) = captured(Of(lambda m, x: (x + 1, x + 1)), (X,)).programs
-    first, second = passes.run(before).graph(torch.ones(3), X)
-    torch.testing.assert_close(first, second, rtol=0, atol=0)
-    assert first.data_ptr() != second.data_ptr()
-
-
 # -- dead code -----------------------------------------------------------------------------
 
 
