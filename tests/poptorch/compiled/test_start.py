@@ -11,7 +11,6 @@ import poptorch
 from abele import get_target
 from abele.compilation import build
 from abele.compilation.compiling import compile_programs
-from abele.compilation.executable import Failure, TakeOverWarning
 from abele.compilation.start import Start
 from abele.targets import Compiled, requested
 from abele.targets.reference import Interpreter
@@ -153,26 +152,6 @@ def test_compile_waits(scripts):
     assert not wrapped.build_record.running.interpreted
 
 
-@pytest.mark.parametrize("forced", [True, False])
-def test_a_compiler_that_fails_late(scripts, monkeypatch, forced):
-    if forced:
-        monkeypatch.setenv("ABELE_TARGET", "cpu")
-        monkeypatch.setenv("ABELE_START", "tiered")
-    wrapped = trainer()
-    wrapped(*rows(4))
-    weight = wrapped.model.fc.weight.detach().clone()
-    scripts[0].outcome = Failure("Program 'step' could not be compiled")
-    if not forced:
-        with pytest.warns(TakeOverWarning, match="Program 'step' could not be compiled"):
-            wrapped(*rows(4))
-        wrapped(*rows(4))
-        return
-    for _ in range(2):
-        with pytest.raises(poptorch.Error, match=r"Target 'cpu' was asked for.*'step' could not"):
-            wrapped(*rows(4))
-    torch.testing.assert_close(wrapped.model.fc.weight, weight, rtol=0, atol=0)
-
-
 def test_other_modes_are_refused(monkeypatch):
     said = "startMode takes one of tiered, wait, interpret, not 'soon'"
     with pytest.raises(AssertionError, match=said):
@@ -180,16 +159,6 @@ def test_other_modes_are_refused(monkeypatch):
     monkeypatch.setenv("ABELE_START", "soon")
     with pytest.raises(poptorch.Error, match="ABELE_START='soon' was found"):
         trainer()(*rows(4))
-
-
-def test_interpreted_steps_are_those_of_the_reference(scripts, monkeypatch):
-    wrapped = trainer()
-    monkeypatch.setenv("ABELE_TARGET", "reference")
-    plain = trainer()
-    for seed in range(3):
-        for mine, other in zip(wrapped(*rows(4, seed)), plain(*rows(4, seed)), strict=True):
-            torch.testing.assert_close(mine, other, rtol=0, atol=0)
-    torch.testing.assert_close(wrapped.model.fc.weight, plain.model.fc.weight, rtol=0, atol=0)
 
 
 def test_a_saved_model_has_compiled_code(scripts, tmp_path):
@@ -209,18 +178,6 @@ def test_destroying_a_model_ends_the_process(scripts):
     wrapped(*rows(4))
     wrapped.destroy()
     assert scripts[0].closed
-
-
-def test_a_take_over_at_a_named_update_repeats_a_run(scripts, monkeypatch):
-    monkeypatch.setenv("ABELE_SWAP_AT", "2")
-    weights = []
-    for _ in range(2):
-        wrapped = trainer()
-        for seed in range(4):
-            wrapped(*rows(4, seed))
-        assert wrapped.build_record.running.since == 2
-        weights.append(wrapped.model.fc.weight.detach().clone())
-    torch.testing.assert_close(*weights, rtol=0, atol=0)
 
 
 def test_stages_start_compiled(monkeypatch):

@@ -4,7 +4,6 @@ import itertools
 import logging
 import os
 import subprocess
-import sys
 import tempfile
 
 import pytest
@@ -13,6 +12,7 @@ from torch.utils.data import BatchSampler, SequentialSampler
 
 import poptorch
 from helpers import datasets as data
+from helpers.warm_python import python
 from poptorch._data.dataloader import DataLoader
 
 pytestmark = [
@@ -332,7 +332,7 @@ def test_workers_that_are_kept_leave_no_files(tmp_path):
     # Not in tmp_path: paths of sockets, which torch puts there, have at most 107 characters.
     with tempfile.TemporaryDirectory() as temporary:
         variables = {**os.environ, "TMPDIR": temporary}
-        command = [sys.executable, script]
+        command = [python(), script]
         done = subprocess.run(command, env=variables, check=False, timeout=120)
         assert done.returncode == 3
         assert os.listdir(temporary) == []

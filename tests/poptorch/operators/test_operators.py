@@ -1,8 +1,9 @@
 """Breadth: operators and modules of torch in wrapped models, each against plain PyTorch, bitwise.
 
-One line per operator: what is called, and a maker per input. All run for inference. For training an
-operator sees its first input scaled and shifted by two weights, and modules train their own: one
-step, and results and weights must be plain PyTorch's. FORWARD_ONLY lists what has no gradient.
+One line per operator: what is called, and a maker per input. In training an operator sees its first
+input scaled and shifted by two weights, and modules train their own: one step, and results and
+weights must be plain PyTorch's. What has no gradient, and what torch computes otherwise where none
+is wanted, runs for inference.
 """
 
 import copy
@@ -304,7 +305,7 @@ def _cases(*lines: tuple) -> Any:
     return pytest.mark.parametrize(("function", "makers"), cases)
 
 
-@_cases(*_DIFFERENTIABLE, *LOSSES, *FORWARD_ONLY)
+@_cases(*PRODUCTS, *MODULES, *LOSSES, *FORWARD_ONLY)
 def test_inference(function, makers):
     model = Applied(function, None)
     inputs = [make() for make in makers]

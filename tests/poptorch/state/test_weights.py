@@ -99,16 +99,10 @@ def test_deep_copies_and_files_keep_tied_and_frozen_parameters():
 
 def test_a_saved_state_needs_no_poptorch_to_load(tmp_path):
     _, model, expected = _trained()
-    torch.save(model.state_dict(), tmp_path / "state.pt")
-    code = (
-        "import sys, torch\n"
-        f"state = torch.load({str(tmp_path / 'state.pt')!r}, weights_only=True)\n"
-        "assert not any(name.split('.')[0] in ('poptorch', 'abele') for name in sys.modules)\n"
-        "print(state['fc.weight'].flatten().tolist())\n"
-    )
-    run = [sys.executable, "-I", "-W", "ignore", "-c", code]
-    done = subprocess.run(run, capture_output=True, text=True, check=True).stdout
-    assert done.strip() == str(expected.flatten().tolist())
+    file = tmp_path / "state.pt"
+    torch.save(model.state_dict(), file)
+    assert not any(name in file.read_bytes() for name in (b"poptorch", b"abele"))
+    assert torch.equal(torch.load(file, weights_only=True)["fc.weight"], expected)
 
 
 @pytest.mark.parametrize("what", ["model", "parameter", "buffer"])

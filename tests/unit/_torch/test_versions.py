@@ -14,6 +14,7 @@ from abele import _torch
 from abele._torch import checks, contexts, copies, dynamo, graphs, versions
 from abele.compilation import build
 from abele.errors import TargetError, TorchVersionError, TorchVersionWarning
+from helpers.warm_python import python
 
 NEWER = "9.1.0a0+git1234"
 
@@ -46,8 +47,10 @@ print(json.dumps([losses, [[each.category.__name__, str(each.message)] for each 
 
 def _trained(version, breaks="", target="reference"):
     environment = {**os.environ, "ABELE_START": "wait", "ABELE_TARGET": target}
+    # Nothing but the version of this torch is known of what a warm Python has loaded.
+    interpreter = sys.executable if version == NEWER or breaks else python()
     return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _TRAINED, version, breaks],
+        [interpreter, "-W", "ignore", "-c", _TRAINED, version, breaks],
         env={name: value for name, value in environment.items() if value},
         capture_output=True,
         text=True,

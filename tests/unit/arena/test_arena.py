@@ -2,8 +2,6 @@
 
 import functools
 import gc
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -17,6 +15,7 @@ from abele.targets.cpu.compiler import compiler
 from abele.targets.reference import Interpreter
 from helpers.models import plain_loss
 from helpers.runs import captured, rule_for
+from helpers.warm_python import run_program
 
 
 class Model(nn.Module):
@@ -169,9 +168,9 @@ for argument in sys.argv[1:]:
 
 
 def test_a_loop_that_keeps_results_until_there_are_new_ones_takes_memory_for_two(library):
-    command = [sys.executable, "-c", _LOOP, "1024000", "20480000", "2048000 51200 8192"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    times = [float(line) for line in said.splitlines()]
+    done = run_program("-c", _LOOP, "1024000", "20480000", "2048000 51200 8192")
+    assert done.returncode == 0, done.stderr
+    times = [float(line) for line in done.stdout.splitlines()]
     assert len(times) == 3
     for each in times:
         assert 1 <= each < 2.3  # torch's own allocator: 3 to 7

@@ -1,13 +1,14 @@
 """The command that ports the examples of PyTorch: what it says of an example, and its stand-ins."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from benchmarks.port_examples import STANDINS, of_example
 from benchmarks.port_examples_list import EXAMPLES, Example
 from benchmarks.port_examples_page import row
+
+from helpers.warm_python import python
 
 PROGRAMS = Path(__file__).parents[1] / "port/programs"
 
@@ -70,7 +71,7 @@ fake, _ = datasets.FakeData(9, (3, 8, 6), 5, transforms.ToTensor())[2]
 print(list(fake.shape))
 """
     made = subprocess.run(
-        [sys.executable, "-c", program],
+        [python(), "-c", program],
         env={"PYTHONPATH": str(STANDINS)},
         capture_output=True,
         text=True,

@@ -17,6 +17,11 @@ INDEX = torch.tensor([2, 0, 2, 5, 0, 2])  # group 1, 3 and 4 are empty, the last
 POINTERS = torch.tensor([0, 2, 2, 5, 6])
 
 
+@pytest.fixture(autouse=True)
+def _interpreted(monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+
+
 class Model(torch.nn.Module):
     """One operator between parameters and a loss."""
 

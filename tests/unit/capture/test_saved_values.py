@@ -15,6 +15,11 @@ from helpers.wrapping import options, sgd
 X = torch.linspace(-1, 2, 12).reshape(3, 4)
 
 
+@pytest.fixture(autouse=True)
+def _interpreted(monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+
+
 class Model(nn.Module):
     """A dense layer, a function that writes in place, and a loss."""
 
