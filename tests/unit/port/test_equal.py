@@ -1,7 +1,7 @@
 """Ports print what their programs print: the same losses, digit by digit.
 
-Both run in this process, on target ``reference``: the fixtures that are ported whole, and programs
-of the shapes that people write.
+Both run in this process, on target ``reference``: programs of the shapes that people write. The
+fixtures of rules are compared in ``test_plain.py``, with their way back.
 """
 
 from pathlib import Path
@@ -15,19 +15,6 @@ from helpers import port_fixtures
 
 pytestmark = pytest.mark.usefixtures("in_process")
 HERE = Path(__file__).parent
-FIXTURES = HERE / "rules"
-#: Fixtures that print no losses.
-SILENT = {"optimizer_state"}
-
-
-@pytest.mark.parametrize(
-    "name", [each for each in port_fixtures.names(FIXTURES, whole=True) if each not in SILENT]
-)
-def test_a_port_prints_the_same_losses(name, tmp_path):
-    before = port_fixtures.printed(FIXTURES / f"{name}.in.py")
-    assert len(before) > 1
-    (tmp_path / "port.py").write_text(port_fixtures.ported(FIXTURES, name)[1])
-    assert port_fixtures.printed(tmp_path / "port.py") == before
 
 
 @pytest.mark.parametrize("path", sorted((HERE / "programs").glob("*.py")), ids=lambda p: p.stem)
