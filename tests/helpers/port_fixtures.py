@@ -1,6 +1,7 @@
 """Fixtures of the rules of ``abele port``: what a file becomes, and what is said of its lines."""
 
 import contextlib
+import functools
 import io
 import os
 import re
@@ -38,6 +39,7 @@ def read(folder, name):
     return "\n".join(lines) + "\n", said
 
 
+@functools.cache
 def ported(folder, name):
     """The port of a fixture, and its text."""
     result = port(Project([Source(f"{name}.py", read(folder, name)[0])]))

@@ -152,18 +152,6 @@ def meeting(monkeypatch, poprun):
     collectives.disconnect()
 
 
-def test_an_instance_that_never_comes_is_named(meeting):
-    meeting(0)
-    with pytest.raises(popdist.Error, match=r"process 1 did not come within [2-9] s.*RANK_TIMEOUT"):
-        popdist.init()
-
-
-def test_a_first_instance_that_never_comes_is_named(meeting):
-    meeting(1)
-    with pytest.raises(popdist.Error, match="waited 2 s for process 0, which does not answer at"):
-        popdist.init()
-
-
 @pytest.mark.parametrize(
     ("index", "words"),
     [(0, "cannot open {}.*port of process 0"), (1, "reaches {}.*another program has that port")],
