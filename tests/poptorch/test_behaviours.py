@@ -70,39 +70,6 @@ class Counter(torch.nn.Module):
 # -- types -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("wide", "narrow"), [(torch.int64, torch.int32), (torch.float64, torch.float32)]
-)
-def test_wide_results_come_back_narrow(wide, narrow):
-    x = torch.tensor([1, 2, 3])
-    output = inference(lambda x: {"moved": x.to(wide), "computed": [x.to(wide) * 2]})(x)
-    assert (output["moved"].dtype, output["computed"][0].dtype) == (narrow, narrow)
-    assert output["computed"][0].tolist() == [2, 4, 6]
-    assert inference(lambda x: x)(x.to(wide)).dtype is narrow
-
-
-def test_double_inputs_are_demoted_before_computing():
-    seen = []
-    wrapped = inference(lambda x: (seen.append(x.dtype), x + 1e-9 - x)[1])
-    output = wrapped(torch.ones(2, dtype=torch.float64))
-    assert seen == [torch.float32]
-    assert output.tolist() == [0.0, 0.0]  # in double it would be 1e-9
-
-
-@pytest.mark.parametrize("kind", [torch.int8, torch.uint8, torch.int16])
-def test_small_integers_pass_with_their_type(kind):
-    x = torch.tensor([1, 100, 127], dtype=kind)
-    output = inference(lambda x: x)(x)
-    assert output.dtype is kind
-    assert torch.equal(output, x)
-
-
-def test_half_with_float_is_float():
-    output = inference(lambda a, b: (a + b, b * a, a - b))(X.half(), X)
-    assert {value.dtype for value in output} == {torch.float32}
-    assert torch.equal(output[1], X * X)
-
-
 @pytest.mark.parametrize("layer", [torch.nn.Linear(4, 3), torch.nn.Conv1d(2, 3, 3)], ids=type)
 @pytest.mark.parametrize("weight", [torch.float16, torch.float32])
 @pytest.mark.parametrize("activation", [torch.float16, torch.float32])
@@ -236,23 +203,6 @@ def test_implicit_copies_include_buffers():
     wrapped(X)
     assert model.weight.sum() != 3  # the read of a parameter
     assert torch.Tensor.item(model.count) == 1
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_buffers_update_at_every_micro_batch(training):
-    model = Counter()
-    settings = {"deviceIterations": 2, "outputMode": OutputMode.All}
-    if training:
-        wrapped = trainer(model, gradientAccumulation=2, **settings)
-        micro_batches = 4
-    else:
-        wrapped, micro_batches = poptorch.inferenceModel(model, options(**settings)), 2
-    for call in range(2):
-        counts = wrapped(X)[1].flatten().tolist()
-        assert counts == [call * micro_batches + k + 1 for k in range(micro_batches)]
-    if not training:
-        wrapped.copyWeightsToHost()
-    assert model.count.item() == 2 * micro_batches
 
 
 def test_changed_inputs_reach_the_caller():

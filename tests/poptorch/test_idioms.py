@@ -82,17 +82,6 @@ def test_options_of_inference_come_from_those_of_training():
     assert opts.Training.gradient_accumulation == 4
 
 
-@pytest.mark.parametrize("kind", [torch.float16, torch.float32], ids=str)
-def test_half_models_with_a_loss_in_float(kind):
-    model = layered().to(kind)
-    optimizer = poptorch.optim.AdamW(model.parameters(), lr=0.01, loss_scaling=16.0)
-    wrapped = poptorch.trainingModel(model, options(), optimizer)
-    x, target = rows(4)
-    losses = [wrapped(x.to(kind), target)[0].item() for _ in range(8)]
-    assert losses[-1] < losses[0]
-    assert all(p.dtype == kind for p in model.state_dict().values())
-
-
 def test_one_batch_compiles_before_the_first_epoch():
     opts = options(deviceIterations=2)
     loader = poptorch.DataLoader(opts, pairs(8), batch_size=2)
@@ -124,28 +113,6 @@ def test_three_groups_of_which_one_is_no_lamb():
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
     schedule.step()
     wrapped.setOptimizer(optimizer)
-
-
-def test_a_checkpoint_continues_where_it_was_taken(tmp_path):
-    def made():
-        model = scorer()
-        optimizer = poptorch.optim.AdamW(model.parameters(), lr=0.01)
-        return model, optimizer
-
-    model, optimizer = made()
-    wrapped = poptorch.trainingModel(model, options(), optimizer)
-    wrapped(*rows(4))
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 1}
-    torch.save(state, tmp_path / "checkpoint.pt")
-    wrapped(*rows(4))
-    wrapped.destroy()
-
-    restored, its_optimizer = made()
-    state = torch.load(tmp_path / "checkpoint.pt")  # holds nothing that torch would not load
-    restored.load_state_dict(state["model"])
-    its_optimizer.load_state_dict(state["optimizer"])
-    poptorch.trainingModel(restored, options(), its_optimizer)(*rows(4))
-    torch.testing.assert_close(weights(restored), weights(model), rtol=0, atol=1e-6)
 
 
 def test_annotated_models_keep_the_names_of_their_weights():

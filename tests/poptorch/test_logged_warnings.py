@@ -65,13 +65,6 @@ def test_an_input_is_a_dict(warned):
     assert warned("[Dd]ict.* partially supported") == 1
 
 
-def test_a_factory_without_device(warned):
-    wrapped = inference(lambda x: x + torch.ones(3) + torch.zeros(3, device=x.device))
-    for _ in range(2):
-        assert torch.equal(wrapped(X), X + 1)
-    assert warned(r"No device set in torch\.ones\(\): forcing to IPU") == 1
-
-
 @pytest.mark.parametrize("relaxed", [False, True])
 def test_unexpected_optimizer_attributes(warned, relaxed):
     model = scorer()
@@ -125,9 +118,3 @@ def test_several_processes_without_a_cache(
             wrapped(X)
     expected = processes > 1 and not cached and compiles
     assert warned("2 processes compile .* options.enableExecutableCaching") == int(expected)
-
-
-def test_the_number_of_ipus_is_rounded_up(warned):
-    wrapped = inference(lambda x: x + 1, replicationFactor=3, autoRoundNumIPUs=True)
-    assert torch.equal(wrapped(X[:3]), X[:3] + 1)
-    assert warned("Number of IPUs rounded up from 3 to 4") == 1

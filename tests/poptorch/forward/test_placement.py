@@ -166,18 +166,6 @@ def test_the_highest_device_and_the_replicas_count():
     assert wrapped.placement.ipus == 8
 
 
-@pytest.mark.parametrize(
-    ("ipus", "replicas", "message"),
-    [((0, 1, 2), 1, "need 3 IPUs"), ((0,), 3, "need 3 IPUs"), ((0, 63), 2, "Too many IPUs")],
-)
-def test_a_wrong_count_is_found_when_compiling(ipus, replicas, message):
-    wrapped = poptorch.inferenceModel(
-        Chain(ipus), options(deviceIterations=4, replicationFactor=replicas)
-    )
-    with pytest.raises(poptorch.Error, match=message):
-        wrapped.compile(torch.ones(4 * replicas, 4))
-
-
 def test_hardware_is_what_runs_wrapped_models(monkeypatch):
     answers = {n: poptorch.ipuHardwareIsAvailable(n) for n in (0, 1, 2, 3, 64, 128)}
     assert answers == {0: False, 1: True, 2: True, 3: False, 64: True, 128: False}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import poptorch
-from helpers.wrapping import options, rows, running, scorer, sgd, trainer
+from helpers.wrapping import options, rows, scorer, sgd, trainer
 from poptorch import optim
 
 
@@ -55,38 +55,9 @@ def test_a_norm_of_nan_is_refused():
         optim.SGD(scorer().parameters(), lr=0.1, max_grad_norm=float("nan"))
 
 
-def test_a_subclass_is_accepted_with_one_warning(caplog):
-    class Mine(torch.optim.SGD):
-        def step(self, closure=None):
-            raise NotImplementedError
-
-    wrapped, _, optimizer = running(lambda m: Mine(m.parameters(), lr=0.1))
-    wrapped.setOptimizer(optimizer)
-    assert caplog.text.count("Mine is a subclass of SGD") == 1
-
-
 def test_an_optimizer_of_another_model_is_announced(caplog):
     trainer(scorer(), sgd(scorer()))
     assert "holds none of the model's parameters" in caplog.text
-
-
-def test_new_attributes_are_announced_once(caplog):
-    wrapped, _, optimizer = running(sgd)
-    optimizer.param_groups[0]["initial_lr"] = 0.1
-    optimizer.mood = "good"
-    for _ in range(2):
-        wrapped.setOptimizer(optimizer)
-    assert caplog.text.count("Ignoring unexpected optimizer attribute mood") == 1
-    assert caplog.text.count("unexpected optimizer group 0 attribute initial_lr") == 1
-
-
-def test_new_attributes_can_be_left_unmentioned(caplog):
-    model = scorer()
-    optimizer = sgd(model)
-    wrapped = trainer(model, optimizer, relaxOptimizerAttributesChecks=True)
-    optimizer.param_groups[0]["initial_lr"] = 0.1
-    wrapped.setOptimizer(optimizer)
-    assert "initial_lr" not in caplog.text
 
 
 STRATEGY = "meanAccumulationAndReplicationReductionStrategy"
@@ -131,12 +102,6 @@ def test_other_accumulators_leave_the_strategy(settings):
     model = scorer()
     wrapped = trainer(model, optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **settings))
     assert _strategy(wrapped) is poptorch.MeanReductionStrategy.Post
-
-
-def test_velocity_scaling_without_combined_accumulators_is_announced(caplog):
-    model = scorer()
-    trainer(model, optim.SGD(model.parameters(), lr=0.1, momentum=0.9, velocity_scaling=4.0))
-    assert "velocity_scaling is ignored" in caplog.text
 
 
 def test_velocity_scaling_of_combined_accumulators_is_a_value_of_each_group(caplog):

@@ -442,15 +442,6 @@ def test_destroy_lets_go_of_the_device():
     assert [session() for session in sessions] == [None, None]
 
 
-def test_torchs_optimizers_keep_their_state_on_the_device_over_a_detach():
-    detached, model, _ = running(lambda m: sgd(m, momentum=0.9))
-    undisturbed, plain, _ = running(lambda m: sgd(m, momentum=0.9))
-    detached.detachFromDevice()
-    for training in (detached, undisturbed):
-        training(*rows(4))
-    assert torch.equal(weights(model), weights(plain))
-
-
 def test_torchs_optimizers_lose_their_state_at_destroy():
     wrapped, model, optimizer = running(lambda m: sgd(m, momentum=0.9))
     wrapped.destroy()

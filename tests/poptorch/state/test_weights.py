@@ -255,22 +255,3 @@ def test_a_class_with_a_metaclass_can_be_wrapped():
     wrapped(*rows(4))
     wrapped.destroy()
     assert type(model) is Abstract
-
-
-@pytest.mark.parametrize("updates", [0, 2])
-def test_a_deep_copy_of_a_wrapper_wraps_a_copy_of_its_model(updates):
-    wrapped, model, expected = _trained(updates)
-    other = copy.deepcopy(wrapped)
-    assert other.model is not model
-    assert not other.isCompiled()
-    assert torch.equal(other.model.fc.weight, expected)
-    other(*rows(4))
-    assert torch.equal(model.fc.weight, expected)
-    wrapped(*rows(4))
-    assert torch.equal(other.model.fc.weight, model.fc.weight)
-    evaluating = poptorch.inferenceModel(model, options(deviceIterations=2))
-    before = evaluating(*rows(4))[1]
-    separate = copy.deepcopy(evaluating)
-    wrapped(*rows(4))
-    assert torch.equal(separate(*rows(4))[1], before)
-    assert not torch.equal(evaluating(*rows(4))[1], before)
