@@ -57,21 +57,3 @@ def test_a_changed_learning_rate_is_the_same_executable(compiled):
     done = _run("--cache", str(folder), "--rate", "0.5", compiler=False)
     assert (done["cache"], done["executable"]) == ("hit", first["executable"])
     assert done["weights"] != first["weights"]
-
-
-def test_a_changed_model_is_a_miss(compiled):
-    folder, _ = compiled
-    # Without a compiler a miss cannot be repaired, and the error says so.
-    done = _run("--cache", str(folder), "--wider", compiler=False)
-    assert "no C++ compiler was found" in done["error"]
-
-
-def test_a_damaged_file_costs_one_warning_and_a_rebuild(compiled, tmp_path):
-    folder, first = compiled
-    for file in folder.glob("*.abele"):
-        (tmp_path / file.name).write_bytes(file.read_bytes()[:-1000])
-    done = _run("--cache", str(tmp_path))
-    assert (done["cache"], done["losses"]) == ("miss", first["losses"])
-    assert len(done["warnings"]) == 1
-    assert "is rebuilt" in done["warnings"][0]
-    assert _run("--cache", str(tmp_path), compiler=False)["cache"] == "hit"

@@ -114,7 +114,7 @@ def test_setting_the_same_optimizer_again_leaves_the_devices_state():
 
 
 @pytest.mark.parametrize("end", ["destroy", "del"])
-@pytest.mark.parametrize("name", ["SGD", "Adam", "RMSprop", *FURTHER])
+@pytest.mark.parametrize("name", ["SGD", "Adam", "Adagrad"])
 def test_what_the_device_did_comes_back_when_the_wrapper_ends(name, end):
     (model, optimizer), (plain, theirs) = pair(
         lambda p: getattr(torch.optim, name)(p, **KINDS[name])
