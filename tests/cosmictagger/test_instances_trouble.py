@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from cosmictagger import checkpoints
 from helpers import instances
-from helpers.cosmic_small import given, record
+from helpers.cosmic_small import column, given, record
 from helpers.instances import Ended
 
 COMMAND = Path(__file__).parents[1] / "helpers" / "cosmic_command.py"
@@ -18,8 +19,10 @@ TRAINING = ("run.iterations=4", "run.aux_iterations=0", "mode.checkpoint_iterati
 def share(events_folder, tmp_path):
     """Runs a command line in instances in CPU mode; gives how they ended and the output folder."""
 
-    def launched(count: int, *overrides: str, **changed: str) -> tuple[list[Ended], Path]:
-        output = tmp_path / "x"
+    def launched(
+        count: int, *overrides: str, name: str = "x", **changed: str
+    ) -> tuple[list[Ended], Path]:
+        output = tmp_path / name
         changing = {override.split("=")[0] for override in overrides}
         kept = [a for a in given(events_folder) if a.split("=")[0] not in changing]
         arguments = [f"output_dir={output}", *kept, "run.distributed=True", *overrides]
@@ -89,10 +92,18 @@ def test_trouble_is_said_once_and_ends_all(share, mode, overrides, words):
 
 
 @pytest.mark.long
-def test_a_full_disk_leaves_the_checkpoint_before(share):
-    ended, folder = share(2, *TRAINING, "0:full=model-4")
-    check(ended, "No space left on device")
+@pytest.mark.parametrize("trouble", ["full", "died"])
+def test_training_that_lost_an_instance_goes_on_to_the_same_bits(share, trouble):
+    """It fails as it writes a checkpoint; another launch goes on from the one before."""
+    ended, straight = share(2, "run.iterations=6", *TRAINING[1:], name="straight")
+    assert [one.status for one in ended] == [0, 0], ended[0].err
+    ended, folder = share(2, *TRAINING, f"0:{trouble}=model-4", ABELE_RANK_TIMEOUT="30")
+    assert ended[0].status == (1 if trouble == "full" else -9)
     assert [path.name for path in (folder / "checkpoints").glob("*.ckpt")] == ["model-2.ckpt"]
     ended, _ = share(2, *TRAINING)
     assert [one.status for one in ended] == [0, 0]
     assert "Going on after step 2" in ended[0].out
+    assert record(folder)["weights_hash"] == record(straight)["weights_hash"]
+    assert column(folder, "loss")[-4:] == column(straight, "loss")[-4:]
+    ends = [checkpoints.load(checkpoints.locate(each)) for each in (folder, straight)]
+    assert ends[0]["loader"] == ends[1]["loader"]

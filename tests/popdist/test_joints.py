@@ -1,4 +1,4 @@
-"""Real runs of poprun: the program pattern, pipelines, checkpoints, device tools and the cache."""
+"""Real runs of poprun: pipelines, checkpoints and device tools."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers import launching, popdist_program
+from helpers import launching
 from helpers import pipelined_instances as program
 from helpers.warm_python import python
 
@@ -37,22 +37,6 @@ def poprun(server, tmp_path, monkeypatch):
 
     yield start
     server.tidy()
-
-
-def test_a_program_ends_with_the_weights_of_one_process(poprun, tmp_path, monkeypatch):
-    file = tmp_path / "program.py"
-    text = popdist_program.PROGRAM.replace("FOLDER", "__import__('pathlib').Path('.')")
-    text = text.replace("range(3)", "range(5)")  # 20 steps
-    file.write_text(text + "\nprint(popdist.getNumTotalReplicas(), epochs[-1] < epochs[0], seen)\n")
-    run = poprun(python(), file)
-    assert run.wait() == 0, run.err
-    assert [run.lines(rank) for rank in range(INSTANCES)] == [["4 True 16"]] * INSTANCES
-    together = torch.load(tmp_path / "model-0.ckpt", weights_only=True)
-    assert not (tmp_path / "model-1.ckpt").exists()
-    monkeypatch.setenv("ABELE_TARGET", "reference")
-    alone = popdist_program.in_one_process(epochs=5, instances=INSTANCES, local=2)
-    for name, value in alone.items():
-        assert (together[name] - value).abs().max() <= 1e-6 * value.abs().max()
 
 
 def in_one_process(steps):

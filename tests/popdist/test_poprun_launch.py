@@ -394,26 +394,6 @@ time.sleep(1000)
     assert time.monotonic() - began < 20
 
 
-def test_lines_of_many_instances_stay_whole(poprun):
-    program = """
-rank = os.environ["RANK"]
-for n in range(200):
-    for part in ("instance ", rank, " line ", str(n), " " + "x" * 100, "\\n"):
-        os.write(1, part.encode())
-    os.write(2, f"\\r{n}/200".encode())
-os.write(2, b"\\rdone\\n")
-os.write(1, b"no end of line")
-"""
-    run = poprun(["--num-instances", "4"], program)
-    assert run.status == 0
-    for rank in range(4):
-        expected = [f"instance {rank} line {n} {'x' * 100}" for n in range(200)]
-        assert run.lines(rank) == [*expected, "no end of line"]
-    assert all(line.startswith("[1,") for line in run.out.splitlines())
-    assert run.lines(0, "stderr")[-1] == "done"
-    assert run.lines(1, "stderr") == []
-
-
 def test_a_program_sees_a_signal_once_and_may_end_by_itself(poprun):
     program = """
 def stop(number, frame):

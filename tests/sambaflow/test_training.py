@@ -23,18 +23,6 @@ OPTIMIZERS = {
         {"lr": 0.01, "weight_decay": 0.1, "maximize": True, "decoupled_weight_decay": True},
     ),
     "torch's rmsprop": (torch.optim.RMSprop, torch.optim.RMSprop, {"lr": 0.01}),
-    **{
-        f"torch's {name.lower()}": (getattr(torch.optim, name), getattr(torch.optim, name), values)
-        for name, values in {
-            "Adadelta": {"weight_decay": 0.1},
-            "Adagrad": {"lr_decay": 0.1, "initial_accumulator_value": 0.2},
-            "Adamax": {"betas": (0.8, 0.9)},
-            "NAdam": {"momentum_decay": 0.1},
-            "RAdam": {"betas": (0.8, 0.9)},
-            "ASGD": {"lambd": 0.1},
-            "Rprop": {"step_sizes": (1e-6, 0.02)},
-        }.items()
-    },
 }
 
 

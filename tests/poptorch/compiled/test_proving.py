@@ -121,15 +121,6 @@ def test_code_in_a_cache_is_compared_on_another_machine_only(expected, monkeypat
     assert ", compiled again without vectorizers" in again.build_record.running.check
 
 
-def test_code_in_a_file_is_compared_on_another_machine(expected, monkeypatch, tmp_path):
-    with elsewhere(monkeypatch):
-        trainer().compileAndExport(tmp_path / "x.poptorch", *batch())
-    wrapped = trainer()
-    wrapped.loadExecutable(tmp_path / "x.poptorch")
-    with pytest.warns(ComparisonWarning, match=WORDS):
-        agree(wrapped(*batch()), expected)
-
-
 def test_code_in_a_file_is_compared_once_on_another_machine(expected, monkeypatch, tmp_path):
     monkeypatch.setattr("abele.compilation.verdict.cache_folder", lambda: tmp_path)
     with monkeypatch.context() as other:

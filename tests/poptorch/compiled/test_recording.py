@@ -94,14 +94,6 @@ def test_a_report_can_be_written_at_any_time(tmp_path):
     assert (tmp_path / "folder" / "report.html").exists()
 
 
-def test_a_report_elsewhere_has_the_journal_of_the_profile(tmp_path):
-    wrapped = trainer(scorer(), enableProfiling=str(tmp_path / "profile"))
-    for _ in range(3):
-        wrapped(*rows(4))
-    wrapped.report(tmp_path / "copy")
-    assert read_journal(tmp_path / "copy").calls == 3
-
-
 def test_two_identical_runs_differ_in_nothing(tmp_path):
     for name in ("one", "two"):
         wrapped = trainer(scorer(), enableProfiling=str(tmp_path / name))
@@ -413,39 +405,6 @@ def test_a_corrupt_cache_is_replaced_and_the_page_says_so(tmp_path, monkeypatch)
     assert "cache hit" in text
 
 
-def test_a_pipeline_has_its_stages_on_the_page(tmp_path, monkeypatch):
-    monkeypatch.setenv("ABELE_PIPELINE", "workers")  # also on one core
-
-    class Stages(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 3)
-
-        def forward(self, x, y):
-            with poptorch.Block("first", ipu_id=0):
-                x = self.first(x)
-            with poptorch.Block("second", ipu_id=1):
-                return torch.nn.functional.mse_loss(self.second(x), y)
-
-    stages = [poptorch.Stage("first").ipu(0), poptorch.Stage("second").ipu(1)]
-    opts = poptorch.Options().showCompilationProgressBar(False)
-    opts.setExecutionStrategy(poptorch.PipelinedExecution(*stages))
-    opts.Training.gradientAccumulation(4)
-    opts.enableProfiling(str(tmp_path)).modelName("net")
-    model = Stages()
-    wrapped = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.1))
-    for _ in range(2):
-        wrapped(torch.ones(8, 4), torch.ones(8, 3))
-    wrapped.destroy()
-    shown = read_run(tmp_path / "net").pipeline
-    assert len(shown.stages) == 2
-    assert len(shown.tasks) == 2 * 2 * 4
-    assert {each.stage for each in shown.tasks} == {0, 1}
-    assert all(0 <= each.begin <= each.end for each in shown.tasks)
-    text = words(tmp_path / "net" / "report.html")
-    assert "In the latest call 4 micro-batches went through 2 stages in" in text
-
-
 FULL = (
     PROGRAM
     + """
@@ -482,13 +441,3 @@ def test_a_full_disk_is_on_the_page_and_the_run_goes_on(tmp_path):
     assert journal.end is not None
     assert "Training on reference finished" in text
     assert "the journal ends here: No space left on device" in text
-
-
-def test_a_loss_that_becomes_nan_is_in_the_first_sentence(tmp_path):
-    wrapped = trainer(scorer(), enableProfiling=str(tmp_path), modelName="net")
-    for call in range(4):
-        x, y = rows(4)
-        wrapped(x * float("nan") if call > 1 else x, y)
-    wrapped.destroy()
-    text = words(tmp_path / "net" / "report.html")
-    assert "The loss was not finite in 2 calls, first in call 3." in text

@@ -10,6 +10,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 import poptorch
 from abele import processor
 from abele.pipeline import PipelineRunner
+from abele.report import read_run
+from helpers.reported import words
 from helpers.wrapping import inference, options, sgd
 
 BLOCKS = ("features", "middle", "scores")
@@ -175,13 +177,16 @@ def test_the_report_is_a_table_with_a_picture():
 def test_files_of_the_report_tell_of_the_pipeline(tmp_path):
     trainer = wrapped(Classifier(), enableProfiling=str(tmp_path))
     trainer(*batch())
-    folder = tmp_path / "training"
     trainer.destroy()
-    pipeline = json.loads((folder / "run.json").read_text(encoding="utf-8"))["pipeline"]
-    assert pipeline["stages"][1] == "middle"
-    forward = [task for task in pipeline["tasks"] if not task["backward"]]
-    assert len(forward) == STAGES * ACCUMULATION
-    assert "middle" in (folder / "report.html").read_text(encoding="utf-8")
+    shown = read_run(tmp_path / "training").pipeline
+    assert shown.stages[1] == "middle"
+    assert len([task for task in shown.tasks if not task.backward]) == STAGES * ACCUMULATION
+    assert len(shown.tasks) == 2 * STAGES * ACCUMULATION
+    assert {each.stage for each in shown.tasks} == {0, 1, 2}
+    assert all(0 <= each.begin <= each.end for each in shown.tasks)
+    text = words(tmp_path / "training" / "report.html")
+    assert "middle" in text
+    assert "In the latest call 6 micro-batches went through 3 stages in" in text
 
 
 def test_a_saved_pipeline_goes_on_where_it_was(tmp_path):

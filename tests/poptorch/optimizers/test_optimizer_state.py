@@ -499,15 +499,6 @@ def test_training_goes_on_as_if_nothing_had_happened(meanwhile, make):
     assert torch.equal(weights(model), undisturbed(make))
 
 
-def test_state_survives_a_wrapper_that_is_dropped():
-    wrapped, model, optimizer = running(adam)
-    del wrapped
-    gc.collect()
-    model.destroy()
-    trainer(model, optimizer)(*rows(4))
-    assert torch.equal(weights(model), undisturbed())
-
-
 def test_an_optimizer_made_for_the_call_survives_destroy():
     model = scorer()
     wrapped = trainer(model, adam(model))

@@ -295,13 +295,6 @@ def test_processes_that_have_agreed_to_wait_do_not_ask_again(monkeypatch):
 # -- what prevents it ----------------------------------------------------------------------
 
 
-def test_what_is_cached_runs_at_once(isolated_cache):
-    built(Slow(), Start.WAIT, cache=isolated_cache)
-    made, record = built(Slow(), cache=isolated_cache)
-    assert made.later is None
-    assert record.running.why == "the programs were compiled before"
-
-
 def test_what_is_cached_may_have_to_wait_for_its_update(isolated_cache, monkeypatch):
     built(Slow(), Start.WAIT, cache=isolated_cache)
     monkeypatch.setenv("ABELE_SWAP_AT", "3")
