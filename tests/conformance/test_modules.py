@@ -5,21 +5,8 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import poptorch
-
-
-class Checkpointed(nn.Module):
-    """Runs part of forward again during backward."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 1)
-
-    def forward(self, x, y):
-        hidden = checkpoint(lambda v: torch.tanh(self.first(v)), x, use_reentrant=False)
-        return nn.functional.mse_loss(self.second(hidden), y)
 
 
 def quiet() -> poptorch.Options:
@@ -42,12 +29,6 @@ def trains_alike(model, plain, inputs, **tolerances):
         expected.backward()
         optimizer.step()
         torch.testing.assert_close(wrapped(*inputs), expected.detach(), **tolerances)
-
-
-def test_a_checkpointed_module_trains_like_plain_pytorch():
-    model = Checkpointed()
-    inputs = torch.randn(8, 4), torch.randn(8, 1)
-    trains_alike(model, copy.deepcopy(model), inputs, rtol=0, atol=0)
 
 
 class Masked(nn.Module):

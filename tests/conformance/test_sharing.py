@@ -5,8 +5,6 @@ import torch
 from torch import nn
 
 import poptorch
-from abele import StepConfig
-from abele.capture import capture
 from helpers.wrapping import options, sgd
 
 
@@ -96,18 +94,6 @@ def test_two_wrappers_may_not_train_one_tensor():
     with pytest.raises(poptorch.Error, match="shares a parameter or buffer with another model"):
         poptorch.trainingModel(other, options(), sgd(other))
     assert first.model is one
-
-
-def test_the_value_of_an_unregistered_parameter_is_part_of_the_key():
-    def fingerprint(value):
-        hidden = nn.Parameter(torch.full((2,), value))
-        model = Lambda(lambda self, x: x * hidden)
-        config = StepConfig(training=False)
-        made = capture(lambda inputs: [model(*inputs)], model, [torch.ones(2)], config)
-        return made.programs[0].fingerprint()
-
-    assert fingerprint(1.0) != fingerprint(3.0)
-    assert fingerprint(1.0) == fingerprint(1.0)
 
 
 def test_a_tensor_as_default_argument_works_in_every_call():

@@ -160,13 +160,6 @@ def test_a_stored_position_at_the_end_of_an_epoch_goes_on_with_the_next(path):
         assert entries(resumed) == following
 
 
-def test_a_stored_position_fits_another_number_of_instances(path):
-    with EventLoader(path, batch_size=2) as loader:
-        state = loader.state_dict()
-    with EventLoader(path, batch_size=1, shard=(0, 2)) as resumed:
-        resumed.load_state_dict(state)
-
-
 @pytest.mark.parametrize("sizes", [(4, 3), (3, 4), (2, 6, 1), (5, 2, 3)])
 def test_with_other_batch_sizes_each_event_still_comes_once_per_epoch(path, sizes):
     """Of seven events, in whatever batches: after each change the very next event follows."""

@@ -14,7 +14,6 @@ from abele.compilation.compiling import compile_programs
 from abele.compilation.start import Start
 from abele.targets import Compiled, requested
 from abele.targets.reference import Interpreter
-from conftest import usable
 from helpers.taking_over import ROUNDING, Scripted
 from helpers.wrapping import options, rows, scorer, sgd
 from poptorch import resuming
@@ -196,27 +195,3 @@ def test_stages_start_compiled(monkeypatch):
         with pytest.raises(RuntimeError, match="nothing is built"):
             wrapped(torch.ones(2, 2))
     assert asked == [Start.WAIT, Start.TIERED]
-
-
-@pytest.mark.compiler
-@pytest.mark.thorough
-def test_with_a_compiler(tmp_path, monkeypatch):
-    """Everything for real: another process compiles, the check passes, the cache keeps it."""
-    usable("cpu")
-    monkeypatch.setenv("ABELE_TARGET", "cpu")
-    monkeypatch.setenv("ABELE_SWAP_AT", "2")
-    settings = {"enableExecutableCaching": str(tmp_path)}
-    wrapped = trainer(**settings)
-    wrapped(*rows(4))
-    assert wrapped.build_record.running.interpreted, "the first call waited for the compiler"
-    for _ in range(3):
-        wrapped(*rows(4))
-    running = wrapped.build_record.running
-    assert running.since == 2
-    assert running.check.startswith("one micro-batch through both: ")
-    assert running.compile_s is not None
-    again = trainer(**settings)
-    for _ in range(4):
-        again(*rows(4))
-    assert again.build_record.cache == "hit"
-    torch.testing.assert_close(wrapped.model.fc.weight, again.model.fc.weight, rtol=0, atol=0)

@@ -2,7 +2,6 @@
 
 import collections
 import enum
-import errno
 import logging
 import os
 import pickle
@@ -69,22 +68,6 @@ def test_a_folder_gets_a_file_inside_and_a_warning(tmp_path, caplog):
     assert "is a directory: the model is saved to" in caplog.text
     assert os.listdir(tmp_path) == ["model.poptorch"]
     assert torch.equal(poptorch.load(tmp_path / "model.poptorch")(torch.ones(2)), 2 * torch.ones(2))
-
-
-def test_a_full_disk_leaves_the_last_good_file(tmp_path, monkeypatch):
-    path = doubled(tmp_path)
-    before = path.read_bytes()
-    wrapped = inference(lambda x: x * 3)
-    wrapped(torch.ones(2, 3))
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="No space left"):
-        wrapped.save(path)
-    assert path.read_bytes() == before
-    assert os.listdir(tmp_path) == ["x"]
 
 
 def test_nothing_in_the_file_is_a_pickle(tmp_path):

@@ -39,12 +39,6 @@ def gradients(count, parts, scale=1.0):
     return results
 
 
-def test_a_gradient_is_the_one_that_autograd_computes():
-    wrapped, _ = anchoring([GRADIENT])
-    wrapped(*rows(4))
-    torch.testing.assert_close(wrapped.getAnchoredTensor("0"), gradients(4, 1)[0], rtol=0, atol=0)
-
-
 @pytest.mark.parametrize(
     ("mode", "expected"),
     [
