@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from cosmictagger import launch
 from cosmictagger.cli import main
@@ -16,6 +17,18 @@ from helpers.cosmic_small import SIZE, PlaneNet, event, given, write_events
 def plane_net(monkeypatch):
     """Runs train a PlaneNet, whatever network is configured."""
     monkeypatch.setattr(launch.models, "build", lambda network, image_size: PlaneNet())
+
+
+@pytest.fixture
+def real_pictures():
+    """Figures become the PNG files that users get."""
+
+
+@pytest.fixture(autouse=True)
+def _quick_files_of_figures(request, monkeypatch):
+    """Figures are made, and their files have few bytes: else they take half of the time of runs."""
+    if "real_pictures" not in request.fixturenames:
+        monkeypatch.setattr(Figure, "savefig", lambda self, file, **_: file.write(b"\x89PNG"))
 
 
 @pytest.fixture

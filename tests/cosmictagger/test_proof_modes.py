@@ -97,9 +97,11 @@ PROGRAM = """
 import json, os, signal, sys, torch
 torch.set_num_threads(1)
 import poptorch, sambaflow.samba
+from matplotlib.figure import Figure
 from cosmictagger import cli
 from cosmictagger.modes import training
 
+Figure.savefig = lambda self, file, **_: file.write(b"as in conftest.py")
 last, launches = json.loads(sys.argv[1])
 noted = training.Training._note
 

@@ -3,7 +3,7 @@
 import cosmictagger_demo
 
 
-def test_from_nothing_to_a_report(tmp_path, capsys):
+def test_from_nothing_to_a_report(tmp_path, capsys, real_pictures):
     out = tmp_path / "demo"
     small = ["--mode", "CPU", "--events", "4", "--unseen", "2", "--steps", "2", "--out", str(out)]
     assert cosmictagger_demo.main(small) == 0

@@ -40,7 +40,7 @@ def test_sparse_planes_come_back_dense():
     assert view.score[40, 99] == 0
 
 
-def test_a_picture_is_written_at_once(tmp_path):
+def test_a_picture_is_written_at_once(tmp_path, real_pictures):
     path = plots.save_display(make(), tmp_path / "displays" / "entry.png")
     assert imread(path).shape[:2] == (1378, 1950)
     assert [file.name for file in path.parent.iterdir()] == ["entry.png"]
@@ -113,7 +113,7 @@ def test_without_labels_the_charge_stands_for_the_truth():
     assert "IoU" not in shown
 
 
-def test_an_empty_event_can_be_drawn(tmp_path):
+def test_an_empty_event_can_be_drawn(tmp_path, real_pictures):
     nothing = np.zeros(SIZE)
     plane = sparse_plane(nothing, nothing, nothing.astype(int), nothing)
     assert len(plane[0]) == 0

@@ -151,7 +151,7 @@ def test_updates_are_the_same_in_compiled_modes(run, plane_net, kind):
 
 def test_a_resumed_run_goes_on_with_the_schedule(run):
     """In the middle of an epoch, as if nothing had happened; at other rates it says so."""
-    cycle = (ONE_CYCLE, f"{DECAY}=1", "run.epochs=2", "mode.checkpoint_iteration=1")
+    cycle = (ONE_CYCLE, f"{DECAY}=1", "run.epochs=2", "mode.checkpoint_iteration=3")
     _, straight = run(*cycle, name="straight")
     killed = straight.parent / "killed"
     (killed / "checkpoints").mkdir(parents=True)

@@ -26,7 +26,7 @@ def steps(folder, saver="train"):
     return [int(step) for step in column(folder, "step", saver)]
 
 
-def test_a_run_leaves_what_the_original_leaves(run, monkeypatch, capfd):
+def test_a_run_leaves_what_the_original_leaves(run, real_pictures, monkeypatch, capfd):
     monkeypatch.setenv("KINETO_LOG_LEVEL", "")
     monkeypatch.delenv("KINETO_LOG_LEVEL")  # which the run sets
     status, out = run(
