@@ -34,7 +34,7 @@ from abele.functions.host import Host
 from abele.functions.optimizers import Numbers, TracedSteps
 from abele.functions.randomness import without_output, without_random_numbers
 from abele.functions.state import Changed, Reached, Stored
-from abele.functions.varying import Derived, Slots, Varying
+from abele.functions.varying import Derived, Slots, Unread, Varying
 from abele.ops.recurrent import StepsNeeded
 from abele.ops.value_check import checked
 from abele.program import Program, Role
@@ -119,6 +119,7 @@ class CapturedCall:
         stored: tensors that the call keeps in Python objects.
         read: values of state that Python has read.
         varying: numbers of Python that are slots, by the names of these.
+        free: these and other values of Python, on whose types alone the program depends.
     """
 
     program: Program
@@ -132,6 +133,7 @@ class CapturedCall:
     stored: Sequence[Stored]
     read: Sequence[Reading]
     varying: Mapping[str, Varying]
+    free: Sequence[Unread]
 
 
 def capture(
@@ -282,6 +284,7 @@ class _Capture:
             stored=self._stored,
             read=self.adopted.read,
             varying=self._numbers.used([item.name for item in self.adopted.named]),
+            free=[*self._numbers.stand_ins.values()],
         )
 
     def _check(self, journal: Sequence[_Grad], program: Program) -> None:

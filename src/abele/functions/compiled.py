@@ -76,7 +76,7 @@ class CompiledCall:
         self._written = [t for key, t in captured.tensors.items() if key in written]
         self._storages = {_memory(tensor) for tensor in self._tensors} - {0}
         slots = [slot for slot in captured.program.inputs if slot.role is Role.INPUT]
-        self._followed = Followed(captured.varying)
+        self._followed = Followed(captured.varying, captured.free)
         self._written_inputs = [index for index, slot in enumerate(slots) if slot.mutated]
         self.session, self.record = self._session(cache, start, announce)
         self.calls = 0

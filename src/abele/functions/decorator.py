@@ -33,6 +33,7 @@ from abele.functions.frames import Frame, Frames
 from abele.functions.guards import Guards
 from abele.functions.host import Host
 from abele.functions.prologue import Prologue, split
+from abele.functions.source import may_change_arguments
 from abele.functions.state import NotYetError, Reached, holds_tensors
 from abele.functions.varying import Place, Slots
 from abele.kernels.build import cache_folder
@@ -52,13 +53,13 @@ class EagerWarning(UserWarning):
     """A compiled function runs as plain PyTorch, or from now on does."""
 
 
-def _line_in(function: Callable[..., Any], error: BaseException) -> int | None:
+def _line_in(function: Callable[..., Any], error: BaseException) -> tuple[int | None, bool]:
     """Return the line of a function's own code at which a value was read; None if none did.
 
     Functions that it calls may read one if they only compute with what they are given: they train
-    nothing, and reach no tensors by other ways.
+    nothing, and reach no tensors by other ways. The second result says whether they may change it.
     """
-    code, line = code_of(function), None
+    code, line, changes = code_of(function), None, False
     while error.__cause__ is not None:
         error = error.__cause__
     for frame, number in traceback.walk_tb(error.__traceback__):
@@ -67,8 +68,9 @@ def _line_in(function: Callable[..., Any], error: BaseException) -> int | None:
         elif line is not None and not is_library(frame.f_code.co_filename):
             called = Frame(frame.f_code, frame.f_globals, {})
             if called.mentions(TRAINING) or any(holds_tensors(v) for _, v in called.globals()):
-                return None
-    return line
+                return None, False
+            changes = changes or may_change_arguments(frame.f_code, frame.f_globals)
+    return line, changes
 
 
 def _is_like(code: types.CodeType, own: types.CodeType) -> bool:
@@ -127,7 +129,8 @@ class Function:
         self._may_split = True
         self._batches, self._expands = list[Any](), False
         # Lines and names of the host's statements, and numbers whose values captures have read.
-        self._lines, self._changed, self._read = set[int](), set[str](), set[int | Place]()
+        self._lines, self._changed = dict[int, bool](), set[str]()
+        self._read = set[int | Place]()
         self._lock = threading.RLock()
         self._of_others: dict[int, _Bound] = {}  # for classes, and objects without a dictionary
         if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
@@ -334,10 +337,10 @@ class Function:
             try:
                 return self._captured(args, kwargs, host, numbers)
             except DataDependentError as error:
-                line, cause = _line_in(self._body, error), error
+                (line, changes), cause = _line_in(self._body, error), error
                 if line is None or line in self._lines:
                     raise
-                self._lines.add(line)
+                self._lines[line] = changes
             except ChangesError as error:
                 names = {part for each in error.changes for part in each.names()} - self._changed
                 if not names:

@@ -12,7 +12,7 @@ import builtins
 import copy
 import sys
 import types
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -64,13 +64,14 @@ _UNDIVIDED = (ast.Yield, ast.YieldFrom, ast.Await)
 
 
 def divide(
-    function: Callable[..., Any], lines: Collection[int], changed: Collection[str]
+    function: Callable[..., Any], lines: Mapping[int, bool], changed: Collection[str]
 ) -> Host | None:
     """Divide a function; None if every statement is traced.
 
     Args:
         function: a function or method whose source is at hand.
-        lines: lines at which tracing has failed because a value was read.
+        lines: those at which tracing has failed because a value was read, and whether functions
+            that they call may change what they are given.
         changed: names of attributes and variables whose objects calls change.
 
     Raises:
@@ -86,7 +87,7 @@ def divide(
     if tree is None or any(isinstance(each, _UNDIVIDED) for each in ast.walk(tree)):
         return None
     owner = getattr(function, "__self__", None)
-    divided = _Division(plain, tree, frozenset(lines), frozenset(changed), owner)
+    divided = _Division(plain, tree, lines, frozenset(changed), owner)
     return divided.made(function) if divided.hosts else None
 
 
@@ -94,7 +95,7 @@ def _divided_inside(
     function: Callable[..., Any],
     wrapper: types.FunctionType,
     wrapped: types.FunctionType,
-    lines: Collection[int],
+    lines: Mapping[int, bool],
     changed: Collection[str],
 ) -> Host | None:
     """Divide a function below a decorator such as ``torch.no_grad()``, which calls it."""
@@ -133,7 +134,7 @@ class _Division:
         self,
         function: types.FunctionType,
         tree: ast.FunctionDef,
-        lines: frozenset[int],
+        lines: Mapping[int, bool],
         changed: Names,
         owner: Any,
     ):
@@ -202,7 +203,7 @@ class _Division:
 
     def _depends(self, node: ast.AST, held: set[str]) -> bool:
         """Return whether code reads a value, or what the host has read."""
-        if loaded(node) & held or self._has_failed(node):
+        if loaded(node) & held or self._failed(node):
             return True
         return any(_is_reading(each) for each in ast.walk(node))
 
@@ -210,26 +211,30 @@ class _Division:
         if self._depends(statement, held):
             return True
         if (called := _called(statement)) is not None:
-            failed = filter(self._has_failed, self._found.values())
+            failed = filter(self._failed, self._found.values())
             return called in map(_called, failed)  # that method changes its object
         if isinstance(statement, ast.Return) and _looks_up(statement):
             changed = frozenset[str]().union(*map(self._effects, self._found.values()))
             return bool(loaded(statement) & (changed - self._locals))
         return False
 
-    def _has_failed(self, statement: ast.AST) -> bool:
-        """Return whether tracing has failed in a statement, maybe below a function it calls."""
+    def _failed(self, statement: ast.AST) -> list[bool]:
+        """Return for each failed line of a statement whether functions may change arguments."""
         ends: Any = statement
         lines = range(ends.lineno, (ends.end_lineno or ends.lineno) + 1)
-        return bool(self._lines.intersection(lines))
+        return [self._lines[line] for line in lines if line in self._lines]
+
+    def _given(self, statement: ast.AST) -> set[str]:
+        """Return the names of objects that functions are given and may change."""
+        if not any(self._failed(statement)):
+            return set()
+        calls = [each for each in ast.walk(statement) if isinstance(each, ast.Call)]
+        given = [*(a for e in calls for a in e.args), *(k.value for e in calls for k in e.keywords)]
+        return {part for each in given for part in (*chain(each), base(each)) if part}
 
     def _effects(self, statement: ast.AST) -> Names:
         """Return the names of objects that a statement may change."""
-        names = effects(statement)
-        if self._has_failed(statement):  # functions may change what they are given
-            calls = [each for each in ast.walk(statement) if isinstance(each, ast.Call)]
-            names |= {part for each in calls for arg in each.args for part in chain(arg)}
-        return names
+        return effects(statement) | self._given(statement)
 
     def _writes_elsewhere(self, statement: ast.stmt) -> bool:
         """Return whether a statement calls a method of a list, file, logger or the like."""
@@ -248,7 +253,8 @@ class _Division:
         """Return the variables that a statement sets, or whose containers it changes."""
         changed = {base(each) for each in changed_expressions(statement)}
         own = changed & (self._locals - self._arguments)
-        return (stored(statement) & self._locals) | own
+        given = self._given(statement) & (self._locals - {self._self_name})
+        return (stored(statement) & self._locals) | own | given
 
     # -- what forbids a division ------------------------------------------------------------------
 
@@ -266,7 +272,7 @@ class _Division:
                 )
             if not late[id(each)]:
                 self._check_early(each, names)
-            if self._has_failed(each):
+            if self._failed(each):
                 self._require_no_modules(each)
         for each in ast.walk(self._tree):
             if isinstance(each, ast.Try) and self.hosts:
@@ -535,11 +541,17 @@ def _looks_up(statement: ast.Return) -> bool:
     return value is not None and all(isinstance(each, kinds) for each in ast.walk(value))
 
 
+def _is_detached(node: ast.AST) -> bool:
+    """Return whether a node is part of ``tensor.detach()``."""
+    called = node.func if isinstance(node, ast.Call) and not node.args else node
+    return isinstance(called, ast.Attribute) and called.attr in ("detach", "clone", "cpu")
+
+
 def _computes_nothing(statement: ast.stmt) -> bool:
     """Return whether a statement only returns variables, checks something, or does nothing."""
     if isinstance(statement, ast.Return) and statement.value is not None:
         kinds = (ast.Name, ast.Tuple, ast.Dict, ast.List, ast.Constant, ast.Load)
-        return all(isinstance(each, kinds) for each in ast.walk(statement.value))
+        return all(isinstance(e, kinds) or _is_detached(e) for e in ast.walk(statement.value))
     return isinstance(statement, ast.Pass | ast.Return | ast.Assert)
 
 

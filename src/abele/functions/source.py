@@ -7,11 +7,14 @@ import builtins
 import copy
 import dis
 import inspect
+import math
 import textwrap
 import types
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import torch
 
 from abele.functions.frames import is_installed, is_of_library
 
@@ -125,6 +128,33 @@ def reason_to_wait(function: Any, names: Names, depth: int = 3) -> str | None:
             if reason is not None or name in _EXITS:
                 return reason or "exits"
     return None
+
+
+_READS = frozenset((*dir(tuple), *dir(frozenset), "copy", "get", "items", "keys", "values"))
+_CHANGES = frozenset((*dir(list), *dir(dict), *dir(set))) - _READS
+_TENSORS = frozenset((*dir(torch), *dir(torch.Tensor), *dir(torch.nn.functional)))
+_KEEPS = frozenset(
+    name
+    for name in (*_READS, *dir(builtins), *dir(str), *dir(math), *_TENSORS)
+    if name not in _CHANGES and (name.endswith("__") or not name.endswith("_"))
+)
+
+
+def may_change_arguments(code: types.CodeType, space: Mapping[str, Any], depth: int = 3) -> bool:
+    """Return whether code may write into what it is given: tensors, lists, attributes."""
+    for each in dis.get_instructions(code):
+        if each.opname.startswith(("STORE_ATTR", "STORE_SUBSCR", "DELETE_", "STORE_SLICE")):
+            return True
+        if each.opname == "BINARY_OP" and each.argrepr.endswith("="):
+            return True
+    for name in code.co_names:
+        called = space.get(name)
+        if isinstance(called, types.FunctionType) and not is_of_library(called.__module__):
+            if not depth or may_change_arguments(called.__code__, called.__globals__, depth - 1):
+                return True
+        elif name not in _KEEPS and not isinstance(called, types.ModuleType):
+            return True
+    return False
 
 
 def loaded(node: ast.AST) -> Names:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import types
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -276,17 +276,25 @@ class Slots:
 
 
 class Followed:
-    """The slots of varying numbers in a program that runs."""
+    """The slots of varying numbers in a program that runs.
 
-    def __init__(self, numbers: Mapping[str, Varying]):
+    Args:
+        numbers: those with slots, by the names of these.
+        free: all that the program does not depend on, except on their types.
+    """
+
+    def __init__(self, numbers: Mapping[str, Varying], free: Iterable[Unread]):
         self._numbers = [(name, each.kind, each.now) for name, each in numbers.items()]
+        self._kinds = [(each.kind, each.now) for each in free]
         self.values = {name: each.slot().item() for name, each in numbers.items()}
 
     def follow(self, leaves: Sequence[Any], write: Callable[[str, float], None]) -> bool:
         """Write the numbers of a call to slots; return whether they have the types for it."""
+        if any(type(now(leaves)) is not kind for kind, now in self._kinds):
+            return False
         for name, kind, now in self._numbers:
             value = now(leaves)
-            if type(value) is not kind or (kind is int and abs(value) > _MOST):
+            if kind is int and abs(value) > _MOST:
                 return False
             before = self.values[name]
             if value != before or math.copysign(1, value) != math.copysign(1, before):

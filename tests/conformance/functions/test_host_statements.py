@@ -297,6 +297,27 @@ def logging_step(wrap, form):
     return lambda i: step(*batch(i)), lambda: (task, log, vars(meter))
 
 
+@compiles(programs=1)
+def test_helpers_change_what_they_are_given(wrap):
+    task = Task()
+
+    def fill(log, loss):
+        log["loss"] = loss.item()
+
+    def normalise(values):
+        values.div_(values.sum().item())
+
+    @wrap
+    def step(x, y):
+        log, loss = {}, task.update(task.loss(x, y)).detach()
+        weights = loss.expand(4).clone()
+        fill(log, loss)
+        normalise(weights)
+        return log, weights * 2
+
+    return lambda i: step(*batch(i)), lambda: task
+
+
 # -- statements that a program can not go around ----------------------------------------
 
 

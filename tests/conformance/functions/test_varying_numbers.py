@@ -213,3 +213,14 @@ def test_a_number_that_decides(name):
 @stays_eager(match="the arguments have other shapes, types or values", programs=8, calls=11)
 def test_a_number_that_decides_at_each_call(wrap):
     return of_a_number(wrap, DECIDING["an exponent"], values=[0.5 + 0.1 * i for i in range(11)])
+
+
+@compiles(programs=3, calls=8)
+def test_a_number_whose_type_alone_is_asked_for(wrap):
+    task = Task()
+
+    @wrap
+    def step(x, y, value):
+        return task.update(task.loss(x, y) * (2 if isinstance(value, int) else 3))
+
+    return lambda i: step(*batch(i), i if i < 4 else i + 0.5), lambda: task

@@ -24,7 +24,7 @@ def x():
 
 
 def divided(function, lines=(), changed=()):
-    host = divide(function, lines, changed)
+    host = divide(function, dict.fromkeys(lines, False), changed)
     assert host is not None
     return host
 
@@ -81,12 +81,12 @@ def fills_a_list(x):
 
 
 def test_a_function_without_numbers_is_not_divided():
-    assert divide(traced, (), ()) is None
+    assert divide(traced, {}, ()) is None
 
 
 @pytest.mark.parametrize("function", [lambda x: x.item(), torch.sin, abs])
 def test_what_has_no_statements_is_not_divided(function):
-    assert divide(function, (), ()) is None
+    assert divide(function, {}, ()) is None
 
 
 def test_a_statement_at_the_end_runs_at_its_place(x):
@@ -261,7 +261,7 @@ def logs_a_module(x):
 def test_a_refusal_names_the_line(function, line, reason):
     place = rf"test_host\.py:{function.__code__.co_firstlineno + line}"
     with pytest.raises(CaptureError, match=f"The statement at .*{place} {reason}"):
-        divide(function, (), {"COUNT"})
+        divide(function, {}, {"COUNT"})
 
 
 def logs_a_variable(x):
