@@ -93,6 +93,8 @@ class Part:
 
 def draws(node: Node) -> bool:
     """Return whether running a node draws from a random stream."""
+    if node.target is aten._scaled_dot_product_flash_attention_for_cpu.default:
+        return False  # torch tags it, and refuses to compute it with dropout
     if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
         return True
     bodies = [n for n in node.all_input_nodes if n.op == "get_attr"]

@@ -1,7 +1,8 @@
 """Programs in float16 or bfloat16 that are computed in float32 and stored in 16 bits.
 
 Processors without half arithmetic multiply half matrices and convolve half images 5 to 60 times as
-slowly as float32 ones, and those with it have no fast gradients of convolution weights.
+slowly as float32 ones, and those with it have no fast gradients of convolution weights. Large GEMMs
+and convolutions in bfloat16 stay as they are on processors that have instructions for them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from abele._torch import FakeTensor, OpOverload, laid_out
 from abele._torch.copies import new_call
 from abele.containers import is_sequence
 from abele.ops import norm_activation
+from abele.ops.half_products import is_bfloat16_product
 from abele.passes._edit import editable, finished
 from abele.program import Program, has_effect, is_getitem, is_view, node_argument, writes
 from abele.program.core import node_phase
@@ -58,7 +60,7 @@ _EXACT = frozenset(
 
 
 def computed_in_float32(program: Program) -> Program:
-    """Compute the 16-bit operators of forward and backward in float32.
+    """Compute the 16-bit operators of forward and backward in float32, except oneDNN's products.
 
     Explicit casts, random numbers, writes, updates and results of the program see values that are
     rounded to 16 bits; in between, values are not rounded.
@@ -68,10 +70,11 @@ def computed_in_float32(program: Program) -> Program:
     graph = editable(program)
     order = {node: index for index, node in enumerate(graph.graph.nodes)}
     narrow, small = _Nodes(), _Nodes()
+    products = set(filter(is_bfloat16_product, order))  # asked before their operands are widened
     for node in order:
         if writes(node):
             small.clear()
-        if _is_widened(node, narrow):
+        if node not in products and _is_widened(node, narrow):
             _widen(node, narrow, small)
         elif node.op in ("call_function", "output"):
             _narrow_arguments(node, narrow)
@@ -133,6 +136,12 @@ def _rounded(node: _Node, known: dict[_Node, _Node]) -> _Node:
     """Return the 16-bit copy of a value; what a norm saves mostly is its result, copied once."""
     if node in known:
         return known[node]
+    # What a product reads is rounded already, where it is computed.
+    casts = (each for each in node.users if each.target is aten._to_copy.default)
+    cast = next((c for c in casts if c.kwargs == {"dtype": node.meta[_STORED]}), None)
+    if cast is not None and cast is node.next:
+        known[node] = cast
+        return cast
     origin = node_argument(node, 0) if is_getitem(node) else node
     first = _result_of_norm(origin) if node.args[1:] == (1,) else None
     if first is None:

@@ -7,6 +7,7 @@ import math
 import torch
 
 from abele.kernels.convolutions import POINTWISE, kernel_of, suits_winograd
+from abele.ops.half_products import is_bfloat16_product
 from abele.program import Program, Role, node_argument
 from abele.targets.cpu.emitted.calls.convolutions import is_product_or_depthwise
 
@@ -59,6 +60,8 @@ def why(program: Program) -> str | None:
         if is_product_or_depthwise(node):
             continue
         left.append(adds)
+        if is_bfloat16_product(node):
+            continue
         image_bytes = math.prod(result.shape[1:]) * result.element_size()
         if image_bytes >= LARGE_IMAGE or (adds >= LEAST_WORK and suits_winograd(node)):
             ours.append(adds)
@@ -81,6 +84,8 @@ def has_work(program: Program) -> bool:
     Args:
         program: before any lowering pass.
     """
+    if any(map(is_bfloat16_product, program.graph.graph.nodes)):
+        return False  # generated code converts to and from what these read and write
     return any(
         kernel_of(node) not in (None, POINTWISE)
         or (node.target in _PASSES and node_argument(node, 0).meta["val"].nbytes >= LARGE_IMAGE)
