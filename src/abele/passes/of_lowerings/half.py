@@ -227,10 +227,33 @@ def _narrow_arguments(node: _Node, narrow: _Nodes) -> None:
     """Read values that are now float32 in 16 bits again, rounded where they are computed."""
     for each in node.all_input_nodes:
         if each in narrow:
-            rounded = narrow[each]
-            if rounded is None:
-                rounded = narrow[each] = _cast(each, each.meta[_STORED], before=each.next)
-            node.replace_input_with(each, rounded)
+            node.replace_input_with(each, _narrowed(each, narrow))
+
+
+def _narrowed(node: _Node, narrow: _Nodes) -> _Node:
+    """Return the rounded value of a node; that of a view is a view of the rounded value."""
+    known = narrow[node]
+    if known is not None:
+        return known
+    base = node.args[0] if is_view(node) and node.target is not aten.as_strided.default else None
+    value, dtype = node.meta["val"], node.meta[_STORED]
+    rounded = _narrowed(base, narrow) if isinstance(base, _Node) and base in narrow else None
+    if rounded is None or not _is_laid_out_alike(rounded, base) or is_sequence(value):
+        made = _cast(node, dtype, before=node.next)
+    else:
+        with node.graph.inserting_before(node.next):
+            arguments = (rounded, *node.args[1:])
+            made = node.graph.call_function(node.target, arguments, node.kwargs)  # type: ignore[arg-type]
+        view = laid_out(value.shape, value.stride(), dtype, value.fake_device, value.fake_mode)
+        made.meta = {**node.meta, "val": view}
+        del made.meta[_STORED]
+    narrow[node] = made
+    return made
+
+
+def _is_laid_out_alike(first: _Node, second: Any) -> bool:
+    a, b = first.meta["val"], second.meta["val"]
+    return a.stride() == b.stride() and isinstance(b, FakeTensor) and not b.storage_offset()
 
 
 def _cast(value: _Node, dtype: torch.dtype, *, before: _Node) -> _Node:
