@@ -20,6 +20,7 @@ from torch import nn
 import poptorch
 from abele import StepConfig
 from abele.compilation.verdict import HALF_TOLERANCE
+from abele.ops import half_products
 from abele.step.loss_scaling import AutomaticScaling
 from garment_model import ClassificationModel
 from helpers.runs import (
@@ -30,6 +31,7 @@ from helpers.runs import (
     flat,
     rule_for,
     run,
+    run_eagerly,
     started,
 )
 
@@ -236,3 +238,53 @@ def test_products_and_norms_of_16_bits_are_as_close_to_float64_as_the_reference(
     exact = weights("reference", torch.float64)
     ours, theirs = ((weights(each, kind) - exact).norm() for each in (target, "reference"))
     assert ours <= 1.1 * theirs
+
+
+class Cast(nn.Module):
+    """An image's patches, attention between them and a norm, under automatic casting or not."""
+
+    def __init__(self, autocast):
+        super().__init__()
+        self.autocast = autocast
+        self.patches = nn.Conv2d(3, 24, 4, 4)
+        self.norm, self.into, self.out = nn.LayerNorm(24), nn.Linear(24, 72), nn.Linear(24, 5)
+
+    def forward(self, images, labels):
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+            x = self.patches(images).flatten(2).transpose(1, 2)
+            parts = self.into(self.norm(x)).unflatten(2, (3, 4, 6)).permute(2, 0, 3, 1, 4)
+            seen = F.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2)
+            scores = self.out(F.gelu(seen)).mean(1)
+        return scores, F.cross_entropy(scores, labels)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_bfloat16_training_is_as_close_to_float64_as_plain_pytorch(autocast, target, monkeypatch):
+    monkeypatch.setattr(half_products, "has_bfloat16_products", lambda: True)
+    monkeypatch.setattr(half_products, "_LEAST_FMAS", 1)
+    g = torch.Generator().manual_seed(5)
+    images, labels = torch.randn(6, 3, 16, 16, generator=g).bfloat16(), torch.arange(6) % 5
+
+    def made(dtype, casts):
+        torch.manual_seed(7)
+        module = Cast(casts)
+        return (module if autocast else module.bfloat16()).to(dtype)
+
+    def eagerly(dtype, casts=False):
+        module, batch = made(dtype, casts), (images.to(dtype), labels)
+        return run_eagerly(module, torch.optim.SGD(module.parameters(), lr=0.5), [batch] * 4)
+
+    kind = torch.float32 if autocast else torch.bfloat16
+    module, batch = made(kind, autocast), (images.to(kind), labels)
+    rule = rule_for(module, "sgd", lr=0.5, momentum=0.0)
+    ours = run(started(module, batch, rule, target=target)[0], [batch] * 4)
+    theirs, exact = eagerly(kind, autocast), eagerly(torch.float64)
+    if autocast and target.name == "reference":
+        assert_same_bits(ours, theirs)
+    far = [
+        torch.cat([(v.double() - exact.params[n]).flatten() for n, v in each.params.items()]).norm()
+        for each in (ours, theirs)
+    ]
+    assert far[0] <= 1.1 * far[1]
+    assert {value.dtype for value in ours.params.values()} == {kind}
+    assert ours.outputs[0][0].dtype is theirs.outputs[0][0].dtype

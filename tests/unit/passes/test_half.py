@@ -8,7 +8,7 @@ from torch import nn
 
 from abele import passes
 from abele.ops import half_products
-from abele.passes.of_lowerings.half import computed_in_float32, stored_in_16_bits
+from abele.passes.of_lowerings.half import arithmetic, computed_in_float32, stored_in_16_bits
 from abele.program import is_view
 from abele.targets.cpu import TARGET as CPU
 from abele.targets.cpu.emitted.calls.products import Product
@@ -74,8 +74,17 @@ def distance(trained, exact):
     return torch.cat([each.flatten() for each in values]).norm()
 
 
+@pytest.fixture(params=[False, True], ids=["float32", "oneDNN"])
+def has_products(request, monkeypatch):
+    """Whether the processor has instructions for bfloat16; small products are then torch's."""
+    monkeypatch.setattr(half_products, "has_bfloat16_products", lambda: request.param)
+    monkeypatch.setattr(half_products, "_LEAST_FMAS", 1)
+    return request.param
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.usefixtures("has_products")
 def test_a_step_is_no_further_from_float64_than_plain_pytorchs(kind, dtype, monkeypatch):
     monkeypatch.setattr("abele.passes.of_lowerings.half._LARGE", 1)
     monkeypatch.setattr("abele.passes.of_lowerings.half._NEAR", 1)
@@ -105,6 +114,79 @@ def test_only_casts_updates_and_views_of_parameters_are_left_in_half(kind):
         if node.op == "call_function" and getattr(value, "dtype", None) is torch.float16:
             usual = node.target in (aten._to_copy.default, aten.copy.default, aten.copy_.default)
             assert usual or is_view(node), node.format_node()
+
+
+class Attention(nn.Module):
+    """Layers around attention, of which backward reads transposed gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.into, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, x):
+        parts = self.into(x).unflatten(2, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        seen = nn.functional.scaled_dot_product_attention(*parts)
+        result = self.out(seen.transpose(1, 2).flatten(2))
+        return nn.functional.mse_loss(result, torch.zeros_like(result))
+
+
+def types_of(program, *targets):
+    """The types of all results of some operators."""
+    nodes = [node for node in program.graph.graph.nodes if node.target in targets]
+    values = [v if isinstance(v, tuple | list) else [v] for v in (n.meta["val"] for n in nodes)]
+    return {each.dtype for value in values for each in value if each is not None}
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_products_stay_in_bfloat16_where_the_processor_has_instructions(dtype, has_products):
+    before = step(Attention().to(dtype), (torch.randn(2, 64, 32).to(dtype),))
+    after = computed_in_float32(before)
+    stays = has_products and dtype is torch.bfloat16
+    assert types_of(after, aten.mm.default, aten.addmm.default) == (
+        {torch.bfloat16} if stays else {torch.float32}
+    )
+    attention = aten._scaled_dot_product_flash_attention_for_cpu.default
+    assert types_of(after, attention) == {torch.float32}
+    assert ("5 GEMMs and convolutions run in bfloat16" in arithmetic(before)) == stays
+    assert arithmetic(before).endswith("in float32")
+
+
+@pytest.mark.parametrize("kind", ["plain", "transposed", "of each channel"])
+def test_convolutions_without_groups_stay_in_bfloat16(kind, has_products):
+    after = computed_in_float32(step(net(kind).bfloat16(), batches(kind, torch.bfloat16)[0]))
+    wanted = {torch.bfloat16} if has_products else {torch.float32}
+    if has_products and kind == "of each channel":
+        wanted = {torch.bfloat16, torch.float32}
+    assert types_of(after, aten.convolution.default, aten.convolution_backward.default) == wanted
+
+
+def test_small_products_are_computed_in_float32(monkeypatch):
+    monkeypatch.setattr(half_products, "has_bfloat16_products", lambda: True)
+    sizes = {"few": (2, 64, 32), "many": (128, 64, 32)}
+    after = {
+        name: computed_in_float32(step(Attention().bfloat16(), (torch.randn(*size).bfloat16(),)))
+        for name, size in sizes.items()
+    }
+    assert types_of(after["few"], aten.addmm.default) == {torch.float32}
+    assert types_of(after["many"], aten.addmm.default) == {torch.bfloat16}
+
+
+def test_a_transposed_gradient_is_not_rounded_again(monkeypatch):
+    monkeypatch.setattr(half_products, "has_bfloat16_products", lambda: True)
+    monkeypatch.setattr(half_products, "_LEAST_FMAS", 1)
+    x = torch.randn(2, 64, 32).bfloat16()
+    after = computed_in_float32(step(Attention().bfloat16(), (x,)))
+    after.verify()
+    factors = [n.args[0] for n in after.graph.graph.nodes if n.target is aten.mm.default]
+    turned = [each for each in factors if is_view(each) and each.meta["val"].stride(0) == 1]
+    assert len(turned) == 2
+    assert all(each.meta["val"].dtype is torch.bfloat16 for each in turned)
+
+
+def test_convolutions_that_stay_in_bfloat16_are_no_reason_to_run_operator_by_operator(has_products):
+    x = torch.randn(4, 4, 512, 512).bfloat16()
+    reason = CPU.lowering("op_by_op").why(step(Far().bfloat16(), (x,)))
+    assert (reason is None) == has_products
 
 
 def test_float32_programs_stay_as_they_are():

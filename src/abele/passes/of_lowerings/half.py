@@ -83,6 +83,21 @@ def computed_in_float32(program: Program) -> Program:
     return finished(program, graph)
 
 
+def arithmetic(program: Program) -> str:
+    """Describe what a 16-bit program computes in which type, for reports; empty for others.
+
+    Args:
+        program: before any lowering pass.
+    """
+    nodes = program.graph.graph.nodes
+    if not any(map(_is_half, nodes)):
+        return ""
+    products = sum(map(is_bfloat16_product, nodes))
+    if not products:
+        return "; what has 16 bits is computed in float32"
+    return f"; {products} GEMMs and convolutions run in bfloat16, other 16-bit operators in float32"
+
+
 def stored_in_16_bits(program: Program) -> Program:
     """Store large values of 16-bit programs in 16 bits between uses far from each other."""
     return _stored(program, _NOBODY, lambda _: False)

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import torch
 
+from abele.passes.of_lowerings.half import arithmetic
 from abele.program import Program, has_effect, is_getitem, is_view, subgraphs
 from abele.targets.cpu.emitted import build
 from abele.targets.cpu.emitted.calls import HANDLERS, attention, convolutions
@@ -22,7 +23,9 @@ def why(program: Program) -> str | None:
     Args:
         program: after the common pipeline.
     """
-    return None if why_not(program) else "C++ of its own runs it, compiled in seconds"
+    if why_not(program):
+        return None
+    return f"C++ of its own runs it, compiled in seconds{arithmetic(program)}"
 
 
 def why_not(program: Program) -> str | None:

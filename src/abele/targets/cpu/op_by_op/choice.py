@@ -84,8 +84,6 @@ def has_work(program: Program) -> bool:
     Args:
         program: before any lowering pass.
     """
-    if any(map(is_bfloat16_product, program.graph.graph.nodes)):
-        return False  # generated code converts to and from what these read and write
     return any(
         kernel_of(node) not in (None, POINTWISE)
         or (node.target in _PASSES and node_argument(node, 0).meta["val"].nbytes >= LARGE_IMAGE)

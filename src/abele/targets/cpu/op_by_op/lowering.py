@@ -18,7 +18,7 @@ from abele.passes.of_lowerings.channels_last import channels_last
 from abele.passes.of_lowerings.convolutions import pointwise_before_upsampling
 from abele.passes.of_lowerings.fused_sums import fused_sums
 from abele.passes.of_lowerings.fused_updates import fused_adam, fused_sgd, joined_counters
-from abele.passes.of_lowerings.half import computed_in_float32, stored_in_16_bits
+from abele.passes.of_lowerings.half import arithmetic, computed_in_float32, stored_in_16_bits
 from abele.passes.of_lowerings.normalisation import folded_normalisation, fused_normalisation
 from abele.program import Program, is_view
 from abele.program.memory import MemoryUse
@@ -58,7 +58,8 @@ class OpByOp(Lowering):
 
     def why(self, program: Program) -> str | None:
         """Return why large convolutions or updates favour op-by-op execution, or None."""
-        return choice.why(program)
+        reason = choice.why(program)
+        return None if reason is None else reason + arithmetic(program)
 
     def why_not_chosen(self, program: Program) -> str | None:
         """Return why a program does not run operator by operator by default, or None."""
