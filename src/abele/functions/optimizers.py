@@ -2,7 +2,8 @@
 
     optimizer.step()   ->   the tensor operations of the optimizer's update rule
 
-A rule has the bits of ``torch.optim``, and reads no value of a tensor as Adam's own step does. The
+A rule has the bits of ``torch.optim``, and reads no value of a tensor as Adam's own step does. It
+rounds bfloat16 parameters and state once, where torch rounds after each of its operations. The
 learning rate is a slot of the program, so that a scheduler needs no other program; other numbers
 become slots once they have changed. Optimizers without a rule are traced as they are.
 """
@@ -370,7 +371,7 @@ def _dense(grad: torch.Tensor) -> torch.Tensor:
 
 
 def _require_wide(optimizer: Any, param: torch.Tensor) -> None:
-    if param.dtype not in (torch.float32, torch.float64):
+    if param.dtype not in (torch.float32, torch.float64, torch.bfloat16):
         raise CaptureError(
             f"{type(optimizer).__name__} updates parameters of {param.dtype}. A program rounds "
             "such an update once, at its end, and torch at each operation."
