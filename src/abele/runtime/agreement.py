@@ -11,7 +11,8 @@ is learnt by heart. They move as far when the weights are rounded otherwise, so 
 several times where once is not enough, and such a tensor may differ by ten times as much as it
 moved. Where that does not do, because what is rounded are numbers in between, the interpreted
 programs run in float64, and a tensor may differ by ten times the error that they themselves make.
-Programs in 16 bits round and overflow where compiled ones do not, and run in float32 instead.
+Programs in 16 bits round and overflow where compiled ones do not, and run in float32 instead, as
+those do, except for products of bfloat16.
 Numbers below the smallest normal one, where momentum of a gradient that stays zero ends, are zero
 in compiled code: they may differ by ten times that number.
 That compiled programs take longer is found the same way.

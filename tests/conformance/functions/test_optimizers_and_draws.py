@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.checkpoint import checkpoint
 
+import abele
 from helpers.compiled_functions import Task, batch, compiles, stays_eager
 
 
@@ -68,6 +69,41 @@ def test_a_model_of_halves(wrap):
             return super().forward(x.half()).float()
 
     return stepping(wrap, torch.optim.SGD, Half(5, 3).half())
+
+
+def _trained(dtype, wrap=lambda function: function):
+    """The weights after some steps of Adam, in float64, and the optimizer's state."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4)).bfloat16().to(dtype)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, eps=1e-4)
+    x, y = (torch.randn(24, size).bfloat16().to(dtype) for size in (16, 4))
+
+    @wrap
+    def step():
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    for _ in range(6):
+        step()
+    weights = torch.cat([each.detach().double().flatten() for each in model.parameters()])
+    return weights, [part for each in optimizer.state.values() for part in each.values()]
+
+
+@pytest.mark.parametrize("target", ["reference", "cpu"])
+def test_a_model_of_bfloat16_is_as_close_to_float64_as_plain_pytorch(target, monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", target)
+    wrap = abele.compile(cache=False, start="wait", strict=True)
+    (ours, state), (theirs, expected), (exact, _) = (
+        _trained(torch.bfloat16, wrap),
+        _trained(torch.bfloat16),
+        _trained(torch.float64),
+    )
+    assert [each.dtype for each in state] == [each.dtype for each in expected]
+    assert torch.bfloat16 in {each.dtype for each in state}
+    assert (ours - exact).norm() <= 1.1 * (theirs - exact).norm()
 
 
 @stays_eager(match=r"an embedding with sparse=True; a program's gradients are dense", calls=3)
