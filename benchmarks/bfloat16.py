@@ -3,16 +3,21 @@
     python benchmarks/bfloat16.py --threads 2
     python benchmarks/bfloat16.py --only gpt-384,vit --record
     python benchmarks/bfloat16.py --errors
+    python benchmarks/bfloat16.py --products
 
 Training with Adam, and inference, of ``model.bfloat16()``. With ``--errors``: how far weights are
 from those of float64 after six steps of Adam, as a part of what training changed, also with
-``torch.autocast``. Where cores are shared with others, ``--processor-time`` counts seconds of the
-processor instead of the clock's, which is right for one thread.
+``torch.autocast``. With ``--products``: GFMA/s of oneDNN's bfloat16 GEMMs, and of abele's kernel,
+which reads bfloat16 and computes in float32. Where cores are shared with others,
+``--processor-time`` counts seconds of the processor instead of the clock's, which is right for one
+thread.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import functools
 import gc
 import sys
 import time
@@ -30,6 +35,8 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 from benchmarks.models import blocks, dense, encoder, gpt, residual, unet  # noqa: E402
 
 import poptorch  # noqa: E402 - after the path above, so that a checkout needs no installation
+from abele.kernels import binding, build  # noqa: E402
+from abele.targets.cpu.compiler import compiler, instruction_set  # noqa: E402
 
 Batch = tuple[torch.Tensor, ...]
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Batch]]] = {
@@ -41,8 +48,14 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Batch]]] = {
     "resnet18": (residual.ResNet18, lambda: residual.batch(32)),
     "unet": (unet.UNet, lambda: unet.batch(2)),
 }
+# Rows, columns and inner dimension: those of transformers, and small ones.
+SIZES = (
+    *((1024, 1152, 384), (1024, 384, 1536), (1024, 1536, 384), (788, 384, 384), (768, 384, 128)),
+    *((64, 1024, 1024), (16, 1024, 1024), (1, 1536, 384), (64, 256, 256), (64, 128, 256)),
+    *((64, 64, 256), (64, 64, 64)),
+)
 _ERRORS_OF, _STEPS = ("gpt", "mlp", "unet"), 6
-_RATES = {"lr": 1e-3, "eps": 1e-5}
+_LR, _EPS = 1e-3, 1e-5
 
 
 class Cast(nn.Module):
@@ -79,7 +92,7 @@ def _loss(result: Any) -> torch.Tensor:
 
 def eager(model: nn.Module, batch: Batch) -> Callable[[], Any]:
     """Return a training step of plain PyTorch."""
-    optimizer = torch.optim.Adam(model.parameters(), **_RATES)
+    optimizer = torch.optim.Adam(model.parameters(), lr=_LR, eps=_EPS)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -95,7 +108,7 @@ def _options() -> poptorch.Options:
 
 def ours(model: nn.Module, batch: Batch) -> tuple[Callable[[], Any], Any]:
     """Return a compiled training step, and the wrapped model."""
-    optimizer = poptorch.optim.Adam(model.parameters(), **_RATES)
+    optimizer = poptorch.optim.Adam(model.parameters(), lr=_LR, eps=_EPS)
     trainer = poptorch.trainingModel(model, _options(), optimizer)
     return lambda: trainer(*batch), trainer
 
@@ -164,21 +177,47 @@ def _weights(model: nn.Module) -> torch.Tensor:
     return torch.cat([each.detach().double().flatten() for each in model.parameters()])
 
 
+def products(windows: int, clock: Callable[[], float]) -> dict[str, dict[str, float]]:
+    """Return GFMA/s of GEMMs of bfloat16 matrices by oneDNN, and by abele's kernel in float32."""
+    library = binding.bound(build.library(compiler() or "g++", instruction_set()))
+    result: dict[str, dict[str, float]] = {}
+    for rows, columns, inner in SIZES:
+        a, b = torch.randn(rows, inner).bfloat16(), torch.randn(columns, inner).bfloat16().t()
+        c, threads = torch.empty(rows, columns).bfloat16(), torch.get_num_threads()
+        strides = 0, *a.stride(), 0, *b.stride(), 0, columns
+        size = binding.Product(1, rows, columns, inner, *strides, 0, 0, 0, 2, 2, 2)
+        pointers = ctypes.byref(size), a.data_ptr(), b.data_ptr(), c.data_ptr(), threads
+        pair = {
+            "oneDNN": functools.partial(torch.mm, a, b, out=c),
+            "float32": functools.partial(library.abele_product, *pointers),
+        }
+        fmas = rows * columns * inner / 1e9
+        rates = rates_of(pair, windows, clock).items()
+        result[f"{rows} x {columns} x {inner}"] = {
+            k: round(fmas * v["median"], 1) for k, v in rates
+        }
+    return result
+
+
 def main() -> int:
     """Measure and print; with --record also keeps the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     harness.add_arguments(parser)
     parser.add_argument("--only", help=f"some of {', '.join(MODELS)}, with commas between")
     parser.add_argument("--errors", action="store_true", help="errors instead of rates")
+    parser.add_argument("--products", action="store_true", help="GEMMs instead of networks")
     parser.add_argument("--processor-time", action="store_true", help="instead of the clock's")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     clock = time.process_time if options.processor_time else time.perf_counter
     result: dict[str, Any] = {"environment": harness.environment(), "models": {}}
     result["clock"] = clock.__name__
-    for name in (
-        options.only.split(",") if options.only else _ERRORS_OF if options.errors else MODELS
-    ):
+    names = _ERRORS_OF if options.errors else MODELS
+    if options.products:
+        result["products"] = products(options.windows, clock)
+        print(*result["products"].items(), sep="\n")
+        names = ()
+    for name in options.only.split(",") if options.only else names:
         if options.errors:
             kinds = {"bfloat16": False, "autocast": True}
             entry = {kind: errors(name, casts=casts) for kind, casts in kinds.items()}
@@ -188,7 +227,8 @@ def main() -> int:
         print(name, {k: v.get("ratio", v) for k, v in entry.items()}, flush=True)
         gc.collect()
     if options.record:
-        label = "bfloat16-errors" if options.errors else "bfloat16"
+        kind = "-errors" if options.errors else "-products" if options.products else ""
+        label = f"bfloat16{kind}"
         print(f"record: {harness.write_record(label, result).relative_to(ROOT)}")
     return 0
 
