@@ -18,7 +18,7 @@ UNCLEAR = re.compile(
 # Lines of Python and C++ per folder, in hundreds. They only go down: a commit that raises one says
 # which published program, test of the original or row of a benchmark needs it.
 BUDGETS = {
-    "src": 1104,
+    "src": 1107,
     "src/abele/_torch": 18,
     "src/abele/arena": 12,
     "src/abele/capture": 35,
@@ -50,7 +50,7 @@ BUDGETS = {
     "src/sambaflow": 33,
     "tests": 889,
     "tests/unit/port": 59,
-    "benchmarks": 80,
+    "benchmarks": 83,
 }
 
 

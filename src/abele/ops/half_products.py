@@ -45,13 +45,7 @@ def has_bfloat16_products() -> bool:
 
 
 def is_bfloat16_product(node: torch.fx.Node) -> bool:
-    """Return whether oneDNN computes a node of a captured program in bfloat16.
-
-    Convolutions with groups are not among them.
-
-    Args:
-        node: of a program in the types that the user chose.
-    """
+    """Return whether oneDNN computes a node of a captured program in bfloat16; none with groups."""
     if node.target not in _OF_BFLOAT16 or not has_bfloat16_products():
         return False
     values = [each.meta["val"] for each in node.all_input_nodes]

@@ -23,9 +23,8 @@ def why(program: Program) -> str | None:
     Args:
         program: after the common pipeline.
     """
-    if why_not(program):
-        return None
-    return f"C++ of its own runs it, compiled in seconds{arithmetic(program)}"
+    reason = f"C++ of its own runs it, compiled in seconds{arithmetic(program)}"
+    return None if why_not(program) else reason
 
 
 def why_not(program: Program) -> str | None:

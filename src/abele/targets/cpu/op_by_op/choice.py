@@ -60,10 +60,9 @@ def why(program: Program) -> str | None:
         if is_product_or_depthwise(node):
             continue
         left.append(adds)
-        if is_bfloat16_product(node):
-            continue
         image_bytes = math.prod(result.shape[1:]) * result.element_size()
-        if image_bytes >= LARGE_IMAGE or (adds >= LEAST_WORK and suits_winograd(node)):
+        suits = image_bytes >= LARGE_IMAGE or (adds >= LEAST_WORK and suits_winograd(node))
+        if suits and not is_bfloat16_product(node):
             ours.append(adds)
     if not total:
         return _why_update(program)
