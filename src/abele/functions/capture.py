@@ -8,11 +8,13 @@ effects of their own, because plain PyTorch makes new tensors for them.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
 import threading
 import types
+import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -53,6 +55,7 @@ _OF_GRADIENT = (
     *(_Tensor.grad.__get__, _Tensor.grad.__set__, _Tensor.grad.__delete__),
     *(_Tensor.requires_grad.__set__, _Tensor.requires_grad_),
 )
+_ALIASING = (_Tensor.data.__get__, _Tensor.detach)
 _MOST_TRACES = 4
 _OF_DISTRIBUTIONS = (
     "an argument of a distribution, or a value passed to its log_prob, is invalid or not a number. "
@@ -662,6 +665,7 @@ class _RealTensors(TorchFunctionMode):
     def __init__(self, grads: _GradJournal, adopted: Adopted):
         super().__init__()
         self._grads, self._adopted = grads, adopted
+        self._aliases = collections.defaultdict[int, list[weakref.ref[Any]]](list)
 
     def __torch_function__(
         self, func: Callable[..., Any], kinds: Any, args: Any = (), kwargs: Any = None
@@ -680,6 +684,10 @@ class _RealTensors(TorchFunctionMode):
                 self._grads.note(first)
                 if func == _Tensor.grad.__delete__ or args[-1] is None:
                     self._grads.note_emptied([first])
+            if func in _ALIASING:
+                alias = func(*args, **(kwargs or {}))
+                self._aliases[id(first)].append(weakref.ref(alias))
+                return alias
         return func(*args, **(kwargs or {}))
 
     def _assign(self, tensor: torch.Tensor, value: Any) -> None:
@@ -689,6 +697,11 @@ class _RealTensors(TorchFunctionMode):
             raise CaptureError(
                 f"The function assigns to the data of a tensor, at {user_line()}: another tensor "
                 "that it did not compute, or one of another shape or type. Use copy_()."
+            )
+        if any(alias() is not None for alias in self._aliases[id(tensor)]):
+            raise CaptureError(
+                f"The function assigns to the data of a tensor, at {user_line()}, and keeps what "
+                "was there before. Keep clone() of it."
             )
         with torch.no_grad():
             tensor.copy_(value)

@@ -157,3 +157,18 @@ def test_averaged_weights_are_put_in_the_place_of_others_and_back(wrap):
         return loss
 
     return lambda i: evaluated(*batch(i)), lambda: (task, average)
+
+
+@stays_eager(match=r"keeps what was there before\. Keep clone\(\)")
+def test_how_far_an_update_by_hand_moves_the_weights(wrap):
+    task = Task()
+
+    @wrap
+    def step(x, y):
+        before = task.model.weight.data
+        loss = task.loss(x, y)
+        (gradient,) = torch.autograd.grad(loss, [task.model.weight])
+        task.model.weight.data = task.model.weight.data - 0.1 * gradient
+        return (task.model.weight.data - before).norm()
+
+    return lambda i: step(*batch(i)), lambda: task
