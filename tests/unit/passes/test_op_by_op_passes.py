@@ -504,3 +504,17 @@ def test_joined_counters_count_as_before():
     assert before.buffers.keys() == after.buffers.keys()
     assert all(torch.equal(value, after.buffers[name]) for name, value in before.buffers.items())
     assert after.buffers["first.norm.num_batches_tracked"] == 6
+
+
+def test_a_folded_norm_leaves_relu_to_torch_where_the_library_loses_nan():
+    model = nn.Sequential(nn.Conv2d(4, 8, 3, 2, bias=False), nn.BatchNorm2d(8), nn.ReLU()).eval()
+    x = torch.randn(1, 4, 33, 33)
+    x[0, 1, 4, 4] = torch.nan
+    program = folded_normalisation(forward_of(model, x))
+    assert targets(program).count(aten.relu.default) == 1
+    named = {"input0": x, **dict(model.named_parameters()), **dict(model.named_buffers())}
+    with torch.no_grad():
+        (value,) = program.graph(*(named[slot.name] for slot in program.inputs))
+        expected = model(x)
+    assert expected.isnan().any()
+    torch.testing.assert_close(value, expected, equal_nan=True, rtol=1e-4, atol=1e-5)

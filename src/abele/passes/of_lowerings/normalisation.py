@@ -11,6 +11,7 @@ import torch
 
 from abele import _torch
 from abele._torch.copies import new_call
+from abele.kernels.convolutions import DIRECT, WINOGRAD, kernel_of
 from abele.ops import norm_activation
 from abele.passes._edit import editable, finished
 from abele.program import Program, is_getitem, node_argument
@@ -237,6 +238,8 @@ class _Folds:
         with graph.inserting_before(norm):
             scale, shift = self._scale_and_shift(weight, bias, mean, var, eps)
             if _may_fold(x):
+                if slope == 0.0 and kernel_of(x) not in (DIRECT, WINOGRAD):
+                    last, slope = picked[0], 1.0  # oneDNN's ReLU of NaN is zero
                 new = self._convolution(x, scale, shift, slope)
             else:
                 new = self._call(norm_activation.evaluation, x, scale, shift, slope)
