@@ -15,7 +15,7 @@ import logging
 import re
 import sys
 import threading
-from collections.abc import Callable, Generator, Reversible
+from collections.abc import Callable, Generator, Reversible, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
@@ -373,6 +373,25 @@ def convolution_with_activation() -> OpOverload | None:
     if not torch.backends.mkldnn.is_available():
         return None
     return torch.ops.mkldnn._convolution_pointwise.default
+
+
+def packed_convolution_weight(
+    weight: torch.Tensor,
+    padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    image: Sequence[int],
+) -> torch.Tensor:
+    """Return a convolution's weight in the order that oneDNN wants for images of one shape."""
+    pack = torch.ops.mkldnn._reorder_convolution_weight
+    return pack(weight, padding, stride, dilation, groups, image)
+
+
+def packed_convolutions() -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
+    """Return convolutions of packed weights: with an activation, and onto a tensor in place."""
+    mkldnn = torch.ops.mkldnn
+    return mkldnn._convolution_pointwise.default, mkldnn._convolution_pointwise_.binary
 
 
 def without_torch_function() -> contextlib.AbstractContextManager[None]:

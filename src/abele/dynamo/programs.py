@@ -61,7 +61,7 @@ def split(graph: torch.fx.GraphModule, phase: str, static: Collection[str] = fro
 
     Args:
         graph: functional except for ``copy_`` into its inputs; it is not changed.
-        phase: ``forward`` or ``backward``, which names the program.
+        phase: ``forward`` or ``backward``, part of the program's name.
         static: names of the placeholders that are parameters or buffers of the user's.
 
     Raises:
@@ -83,7 +83,7 @@ def split(graph: torch.fx.GraphModule, phase: str, static: Collection[str] = fro
     own_constants(root)
     own_outputs(root)
     return Split(
-        program=_program(phase, root, taken, static),
+        program=_program(f"{phase}_graph", root, taken, static),
         taken=tuple(positions[node] for node in taken),
         views=rest.function(),
         sources=tuple(rest.sources),

@@ -273,7 +273,7 @@ class _Capture:
             if item.role not in (Role.HYPER, Role.INPUT)
         }
         return CapturedCall(
-            program=program.replace(name="step" if trains or self._backward else "forward"),
+            program=program.replace(name="step" if trains or self._backward else "call"),
             structure=structure,
             leaves=leaves[: len(leaves) - len(effects.kept)],
             tensors={key: tensor for key, (tensor, _) in slots.items()},

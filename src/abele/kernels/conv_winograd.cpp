@@ -43,9 +43,8 @@ struct Packing {
   }
 };
 
-Weights pack(const Packing& from, int threads, Scratch& scratch) {
+Weights pack(const Packing& from, int threads, float* packed) {
   const Index in = from.in, out = from.out, segments = ceil_div(in, SEGMENT);
-  float* packed = scratch.take<float>(POINTS * padded(out) * in);
   for_each(registers(out) * segments, threads, [&](Index task) {
     const Index first_out = task / segments * LANES, first_in = task % segments * SEGMENT;
     const Index count = std::min(SEGMENT, in - first_in), panel = first_out / PANEL * PANEL;
@@ -59,6 +58,9 @@ Weights pack(const Packing& from, int threads, Scratch& scratch) {
     }
   });
   return {in, out, packed};
+}
+Weights pack(const Packing& from, int threads, Scratch& scratch) {
+  return pack(from, threads, scratch.take<float>(POINTS * padded(from.out) * from.in));
 }
 
 // As many blocks as keep all threads busy for the same time.
@@ -190,14 +192,24 @@ const float* summed_products(const Cuts& cuts, const float* grad, const float* x
 
 }  // namespace
 
+void pack_weights(const Conv& conv, const float* weight, float* packed, int threads) {
+  pack({weight, conv.in_channels, conv.out_channels, false}, threads, packed);
+}
+
 void forward(const Conv& conv, const float* x, const float* weight, const float* bias, float* y,
              int threads, Scratch& scratch) {
   const Weights weights = pack({weight, conv.in_channels, conv.out_channels, false}, threads,
                                scratch);
+  forward_packed(conv, x, weights.data, bias, y, false, threads, scratch);
+}
+
+void forward_packed(const Conv& conv, const float* x, const float* packed, const float* bias,
+                    float* y, bool adds, int threads, Scratch& scratch) {
+  const Weights weights = {conv.in_channels, conv.out_channels, packed};
   float* start = scratch.zeros<float>(padded(conv.out_channels));
   if (bias != nullptr) std::copy(bias, bias + conv.out_channels, start);
   convolve(inputs_of(conv, false), outputs_of(conv, false), x, weights,
-           {start, static_cast<float>(conv.slope)}, y, threads, scratch);
+           {start, static_cast<float>(conv.slope), adds}, y, threads, scratch);
 }
 
 void gradient_of_images(const Conv& conv, const float* grad, const float* weight, float* grad_x,
@@ -205,7 +217,7 @@ void gradient_of_images(const Conv& conv, const float* grad, const float* weight
   const Weights weights = pack({weight, conv.out_channels, conv.in_channels, true}, threads,
                                scratch);
   const float* start = scratch.zeros<float>(padded(conv.in_channels));
-  convolve(inputs_of(conv, true), outputs_of(conv, true), grad, weights, {start, 1.0f}, grad_x,
+  convolve(inputs_of(conv, true), outputs_of(conv, true), grad, weights, {start, 1.0f, false}, grad_x,
            threads, scratch);
 }
 
@@ -255,10 +267,12 @@ void choose(const Conv& conv, Body body) {
 #if defined(__AVX512VL__)
   if (!fill(conv, 16) && fill(conv, 8))
     return body(winograd::half_registers::forward, winograd::half_registers::gradient_of_images,
-                winograd::half_registers::gradient_of_weight);
+                winograd::half_registers::gradient_of_weight, winograd::half_registers::pack_weights,
+                winograd::half_registers::forward_packed);
 #endif
   body(winograd::whole_registers::forward, winograd::whole_registers::gradient_of_images,
-       winograd::whole_registers::gradient_of_weight);
+       winograd::whole_registers::gradient_of_weight, winograd::whole_registers::pack_weights,
+       winograd::whole_registers::forward_packed);
 }
 
 }  // namespace
@@ -268,8 +282,27 @@ int abele_winograd_forward(const AbeleConv* description, const float* x, const f
   const Conv conv(*description);
   if (!has_code(conv)) return ABELE_NO_CODE;
   return guarded([&](Scratch& scratch) {
-    choose(conv, [&](auto forward, auto, auto) {
+    choose(conv, [&](auto forward, auto...) {
       forward(conv, x, weight, bias, y, threads, scratch);
+    });
+  });
+}
+
+int abele_winograd_pack(const AbeleConv* description, const float* weight, float* packed,
+                        int threads) {
+  const Conv conv(*description);
+  if (!has_code(conv)) return ABELE_NO_CODE;
+  choose(conv, [&](auto, auto, auto, auto pack, auto) { pack(conv, weight, packed, threads); });
+  return ABELE_OK;
+}
+
+int abele_winograd_packed_forward(const AbeleConv* description, const float* x, const float* packed,
+                                  const float* bias, float* y, int adds, int threads) {
+  const Conv conv(*description);
+  if (!has_code(conv)) return ABELE_NO_CODE;
+  return guarded([&](Scratch& scratch) {
+    choose(conv, [&](auto, auto, auto, auto, auto forward) {
+      forward(conv, x, packed, bias, y, adds != 0, threads, scratch);
     });
   });
 }
@@ -283,14 +316,14 @@ int abele_winograd_backward(const AbeleConv* description, const float* grad, con
   int code = ABELE_OK;
   if (grad_x != nullptr)
     code = guarded([&](Scratch& scratch) {
-      choose(conv, [&](auto, auto of_images, auto) {
+      choose(conv, [&](auto, auto of_images, auto...) {
         of_images(conv, grad, weight, grad_x, threads, scratch);
       });
     });
   if (code != ABELE_OK) return code;
   return guarded([&](Scratch& scratch) {
     if (grad_weight != nullptr)
-      choose(conv, [&](auto, auto, auto gradient) {
+      choose(conv, [&](auto, auto, auto gradient, auto...) {
         gradient(conv, grad, x, grad_weight, threads, scratch);
       });
     if (grad_bias != nullptr)

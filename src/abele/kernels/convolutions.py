@@ -17,6 +17,7 @@ import torch
 from abele import _torch, processor
 from abele.kernels.binding import CONSTANTS
 from abele.kernels.on_tensors import result_shape
+from abele.ops import constant_convolution
 from abele.program import node_argument
 
 aten = torch.ops.aten
@@ -86,6 +87,8 @@ def convolution_of(node: torch.fx.Node) -> Convolution | None:
         if activation not in ("none", "leaky_relu"):
             return None
         slope = float(scalars[0]) if scalars else 1.0
+    elif node.target is constant_convolution.operator:
+        x, weight, _, _, _, _, stride, padding, dilation, groups, _, _ = arguments
     else:
         return None
     return Convolution(

@@ -20,7 +20,10 @@ namespace abele::winograd {
   void gradient_of_images(const Conv& conv, const float* grad, const float* weight, float* grad_x, \
                           int threads, Scratch& scratch);                                         \
   void gradient_of_weight(const Conv& conv, const float* grad, const float* x, float* result,     \
-                          int threads, Scratch& scratch);
+                          int threads, Scratch& scratch);                                         \
+  void pack_weights(const Conv& conv, const float* weight, float* packed, int threads);           \
+  void forward_packed(const Conv& conv, const float* x, const float* packed, const float* bias,   \
+                      float* y, bool adds, int threads, Scratch& scratch);
 namespace whole_registers {
 ABELE_WINOGRAD
 }

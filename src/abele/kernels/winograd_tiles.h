@@ -135,11 +135,14 @@ inline void transform_gradients(const Tiles& tiles, const float* data, const flo
 struct Finish {
   const float* bias;  // of as many floats as whole registers have
   float slope;
+  bool adds;  // what the results are written over is added before the activation
 };
 
-// Some channels of the four outputs of a tile, from its matrices.
-inline void outputs_of_tile(const float* from, Index matrix, const Finish& finish, Index c,
-                            Vec* outputs) {
+// Some channels of the four outputs of a tile, from its matrices; `before(i)` loads what they are
+// written over.
+template <class Before>
+void outputs_of_tile(const float* from, Index matrix, const Finish& finish, Index c, Vec* outputs,
+                     Before before) {
   Vec products[POINTS];
 #pragma GCC unroll 16
   for (int p = 0; p < POINTS; ++p) products[p] = load(from + p * matrix + c);
@@ -147,7 +150,8 @@ inline void outputs_of_tile(const float* from, Index matrix, const Finish& finis
   const Vec bias = load(finish.bias + c);
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
-    const Vec z = outputs[i] + bias;
+    Vec z = outputs[i] + bias;
+    if (finish.adds) z += before(i);
     outputs[i] = z > 0.0f ? z : z * finish.slope;
   }
 }
@@ -156,17 +160,19 @@ inline void outputs_of_tile(const float* from, Index matrix, const Finish& finis
 inline void write_slowly(const Tiles& tiles, const float* from, Index matrix, Index first,
                          Index count, const Finish& finish, float* nowhere, float* data) {
   const Index whole = tiles.channels / LANES * LANES, rest = tiles.channels - whole;
-  const auto some = [&](float* const* pixels, Index c, auto store) {
+  const auto some = [&](float* const* pixels, Index c, auto load, auto store) {
     Vec outputs[4];
-    outputs_of_tile(from, matrix, finish, c, outputs);
+    outputs_of_tile(from, matrix, finish, c, outputs, [&](int i) { return load(pixels[i] + c); });
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) store(pixels[i] + c, outputs[i]);
   };
   tiles.walk<2>(first, count, data, nowhere, [&](float* const* pixels) {
     for (Index c = 0; c < whole; c += LANES)
-      some(pixels, c, [](float* to, Vec value) { store(to, value); });
+      some(pixels, c, [](const float* at) { return load(at); },
+           [](float* to, Vec value) { store(to, value); });
     if (rest > 0)
-      some(pixels, whole, [&](float* to, Vec value) { store_some(to, value, rest); });
+      some(pixels, whole, [&](const float* at) { return load_some(at, rest); },
+           [&](float* to, Vec value) { store_some(to, value, rest); });
     from += pitch(tiles.channels);
   });
 }
@@ -178,9 +184,10 @@ inline void write_inside(const Tiles& tiles, const float* from, Index matrix, In
   for (Index k = 0; k < count; ++k, from += pitch(channels), corner += 2 * channels)
     for (Index c = 0; c < channels; c += LANES) {
       Vec outputs[4];
-      outputs_of_tile(from, matrix, finish, c, outputs);
+      const auto at = [&](int i) { return corner + i / 2 * line + i % 2 * channels + c; };
+      outputs_of_tile(from, matrix, finish, c, outputs, [&](int i) { return load(at(i)); });
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) store(corner + i / 2 * line + i % 2 * channels + c, outputs[i]);
+      for (int i = 0; i < 4; ++i) store(at(i), outputs[i]);
     }
 }
 

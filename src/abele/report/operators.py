@@ -14,7 +14,7 @@ import torch
 
 from abele import _torch
 from abele.containers import is_sequence
-from abele.ops import lstm, recurrent, recurrent_loop
+from abele.ops import constant_convolution, lstm, recurrent, recurrent_loop
 from abele.program import Program, is_getitem, is_view, marks_of
 from abele.program.core import node_phase
 from abele.report.record import Choice, Operators
@@ -103,6 +103,10 @@ def operations(node: torch.fx.Node) -> int:
         x, weight, bias, padding, stride, dilation, groups, *_ = arguments
         target = aten.convolution.default
         arguments = (x, weight, bias, stride, padding, dilation, False, [0, 0], groups)
+    elif target is constant_convolution.operator:
+        x, weight, _, _, _, _, stride, padding, dilation, groups, *_ = arguments
+        target = aten.convolution.default
+        arguments = (x, weight, None, stride, padding, dilation, False, [0, 0], groups)
     elif target is _ATTENTION:  # those of GPUs are in the registry
         return _formulas().sdpa_flop_count(*(each.shape for each in arguments[:3]))
     elif target is _ATTENTION_BACKWARD:

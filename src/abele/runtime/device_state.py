@@ -33,6 +33,7 @@ class DeviceState:
     Attributes:
         device: where it lives.
         config: as given.
+        adopts: as given.
         params: by name; of groups, one per group.
         buffers: by name, for each replica.
         optimizer_state: by slot name, of trained parameters only.
@@ -58,7 +59,7 @@ class DeviceState:
         *,
         adopts: bool = False,
     ):
-        self.device, self.config = device, config
+        self.device, self.config, self.adopts = device, config, adopts
         self._groups = config.replica_groups
         copied = replica_groups.split(params, self._groups)
         self.params = self._moved(copied, copy=not adopts)

@@ -129,7 +129,12 @@ class Plan:
 def sequential(executable: Executable) -> Plan:
     """Return a plan that runs each micro-step as one run of one program."""
     programs = {program.name: program for program in executable.programs}
-    model = programs.get("forward") or programs.get("step") or programs["accumulate"]
+    model = (
+        programs.get("forward")
+        or programs.get("call")
+        or programs.get("step")
+        or programs["accumulate"]
+    )
 
     def start(made: Executable, state: DeviceState, update: Update) -> Runner:
         runner = Sequential(made, model, state, update)
@@ -145,12 +150,13 @@ class Sequential:
         self._update, self._stream = update, state.stream
         self._is_single = state.config.replicas == 1 and not state.uses_random
         compiled = executable.compiled[model.name]
-        self._program = trapping(model, compiled.run)
         repeats = self._is_single and not model.checks
         self._repeated = compiled.repeated() if repeats else None
         self._together = 1
         # Built once; a step only fills in the batch.
         self._arguments = [state.arguments(model, r) for r in range(state.config.replicas)]
+        states = [compiled.run if state.adopts else compiled.with_state(a) for a in self._arguments]
+        self._programs = [trapping(model, run) for run in states]
         self._inputs = [i for i, slot in enumerate(model.inputs) if slot.role is Role.INPUT]
         self._bound = compiled.bound(self._arguments[0], self._inputs) if repeats else None
         self.replays = self._bound is not None and compiled.replays
@@ -192,7 +198,7 @@ class Sequential:
         mark = self._mark
         marks.append(mark())
         with self._stream(step.replica):
-            outputs = self._program(arguments)
+            outputs = self._programs[step.replica](arguments)
         applied = self._update.apply() if step.updates else None
         marks.append(mark())
         return outputs, applied
@@ -222,7 +228,7 @@ class Sequential:
             arguments[position] = tensor
         mark = self._mark
         marks.append(mark())
-        outputs = self._program(arguments)
+        outputs = self._programs[0](arguments)
         marks.append(mark())
         return outputs
 

@@ -155,6 +155,16 @@ class Compiled:
         """Return a callable that runs several micro-batches in one call; None if unsupported."""
         return None
 
+    def with_state(self, arguments: Sequence[torch.Tensor]) -> Run:
+        """Return ``run`` for calls that pass the same state, which may save work between them.
+
+        Args:
+            arguments: one tensor for each slot; those of inputs are ignored. Only tensor operations
+                write the others, so that their versions tell whether they have changed.
+        """
+        del arguments
+        return self.run
+
     def bound(self, arguments: Sequence[torch.Tensor], batch: Sequence[int]) -> OfBatch | None:
         """Return a callable with the program's state bound to fixed tensors; None if no faster.
 

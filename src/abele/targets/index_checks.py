@@ -26,7 +26,7 @@ from abele.program import (
     writes,
 )
 from abele.program.core import user_line
-from abele.targets.base import Compiled, OfBatch, Repeated
+from abele.targets.base import Compiled, OfBatch, Repeated, Run
 from abele.targets.interpreter import function_of
 
 # Operators that index along an argument, and the names of their tensor and their index.
@@ -237,7 +237,7 @@ class Checked(Compiled):
             return compiled.run(inputs)
 
         super().__init__(run, compiled.payload, compiled.plan)
-        self._compiled, self._of_batch = compiled, of_batch
+        self._compiled, self._check, self._of_batch = compiled, check, of_batch
 
     def kernel_problem(self, *, noted: bool) -> str | None:
         """Return the self-test failure of the library kernels behind the index check."""
@@ -247,6 +247,16 @@ class Checked(Compiled):
         """Return repeated runs with index checks; None if a check reads more than the batch."""
         check, repeated = self._of_batch, self._compiled.repeated()
         return None if check is None or repeated is None else _each_checked(check, repeated)
+
+    def with_state(self, arguments: Sequence[torch.Tensor]) -> Run:
+        """Return the checked program for calls that pass the same state."""
+        check, run = self._check, self._compiled.with_state(arguments)
+
+        def checked(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+            check(inputs)
+            return run(inputs)
+
+        return checked
 
     def bound(self, arguments: Sequence[torch.Tensor], batch: Sequence[int]) -> OfBatch | None:
         """Return a bound call with an index check; None if that reads more than the batch."""

@@ -23,6 +23,7 @@ _REASONS = {
     "attention": "float32 without mask and dropout: our kernel keeps scores in the cache",
     "channels": "sums of channels and the loops around them: each block of channels is read once",
     "column_sums": "sums by blocks of threads: parts of launches with loops beside them",
+    "constant_convolution": "its weight is packed once, and what follows is part of it",
     "convolution": "few channels: blocks of threads compute eight of some pixels",
     "abele_conv": "few channels: our kernel is faster than the library's",
     "abele_conv_pool": "only a pool of 2 x 2 reads the convolution: one kernel does both",

@@ -679,3 +679,21 @@ def test_hooks_of_all_modules_and_optimizers_are_listed(register):
     handle.remove()
     assert sorted(added) == [[], [], [], [], [], [handle.id]]
     assert _torch.global_hooks() == before
+
+
+def test_packed_weights_give_a_convolution_that_adds():
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this torch has no oneDNN")
+    x, weight, bias = torch.randn(2, 6, 5, 7), torch.randn(4, 3, 3, 3), torch.randn(4)
+    packed = _torch.packed_convolution_weight(weight, [1, 0], [2, 1], [1, 1], 2, x.shape)
+    plain, summed = _torch.packed_convolutions()
+    places, expected = (
+        ([1, 0], [2, 1], [1, 1], 2),
+        torch.conv2d(x, weight, bias, (2, 1), (1, 0), 1, 2),
+    )
+    y = plain(x, packed, bias, *places, "none", [], "")
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
+    onto = torch.ones_like(y)
+    z = summed(onto, x, packed, bias, *places, "add", 1.0, None, [], None)
+    torch.testing.assert_close(onto, expected + 1, rtol=1e-5, atol=1e-5)
+    assert z.data_ptr() == onto.data_ptr()

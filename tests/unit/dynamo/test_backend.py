@@ -75,7 +75,7 @@ def test_each_shape_gets_a_program():
     assert all(map(torch.equal, found, [x.sin() * x.shape[0] for x in values]))
     assert len(built) == 4
     programs = [graph.record.lowerings.keys() for graph in built if graph.record]
-    assert programs == [{"forward"}] * 4
+    assert programs == [{"forward_graph"}] * 4
 
 
 def test_a_function_asked_for_all_shapes_gets_a_program_for_each():

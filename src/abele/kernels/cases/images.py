@@ -28,7 +28,7 @@ from abele.kernels.cases.case import (
     threads_of,
     unwritten,
 )
-from abele.kernels.on_tensors import place_count
+from abele.kernels.on_tensors import packed_shape, place_count
 
 _EPS, _MOMENTUM = 0.25, 0.3
 
@@ -168,6 +168,26 @@ def _forward(family: str, library: ctypes.CDLL) -> Iterator[Case]:
         exact = given.exact if biased else given.exact - given.leaves[2][:, None, None]
         exact = torch.where(exact > 0, exact, exact * slope)
         yield Case({**given.named(), "slope": slope}, result, [given.in_memory(exact)])
+
+
+_PACKED = "abele_winograd_pack", "abele_winograd_packed_forward"
+
+
+def _packed(library: ctypes.CDLL) -> Iterator[Case]:
+    for index, sizes in enumerate(_winograd()):
+        given, slope = _Operands(sizes), (1.0, 0.25, 0.0)[index % 3]
+        result, packed = unwritten(given.shape), torch.empty(packed_shape(given.weight.shape))
+        described, threads = sizes.described(slope), threads_of(index)
+        before = numbers(*given.shape, seed=7) if index % 2 else None
+        if before is not None:
+            result[0].copy_(before)
+        call(library.abele_winograd_pack, described, given.weight, packed, threads)
+        adds = int(before is not None)
+        function = library.abele_winograd_packed_forward
+        call(function, described, given.x, packed, given.bias, *result, adds, threads)
+        exact = given.in_memory(given.exact) + (0 if before is None else before.double())
+        exact = torch.where(exact > 0, exact, exact * slope)
+        yield Case({**given.named(), "slope": slope, "adds": adds}, result, [exact])
 
 
 def _backward(family: str, library: ctypes.CDLL) -> Iterator[Case]:
@@ -475,7 +495,7 @@ def _of(family: str) -> dict[str, Table]:
 
 TABLES: dict[str, dict[str, Table]] = {
     "convolutions": {**_of("conv"), **both("abele_conv_pool", _pools)},
-    "winograd": _of("winograd"),
+    "winograd": {**_of("winograd"), **dict.fromkeys(_PACKED, _packed)},
     "pointwise": _of("pointwise"),
     "depthwise": both("abele_depthwise", _depthwise, forward="_forward"),
     "patches": {

@@ -17,7 +17,7 @@ import torch
 
 from abele import _torch
 from abele.kernels.convolutions import PATCHES, POINTWISE, WINOGRAD, kernel_of
-from abele.ops import norm_activation
+from abele.ops import constant_convolution, norm_activation
 from abele.ops.memory_layout import in_layout
 from abele.passes._edit import editable, finished
 from abele.program import Program, is_getitem, node_argument, writes
@@ -29,6 +29,7 @@ _CONVOLUTIONS = (
     aten.convolution.default,
     aten.convolution_backward.default,
     _torch.convolution_with_activation(),
+    constant_convolution.operator,
 )
 _NORMS = (
     norm_activation.forward,
@@ -50,6 +51,8 @@ _FOLLOWERS = {
     aten.mul.Tensor,
     aten.relu.default,
     aten.leaky_relu.default,
+    aten.hardtanh.default,
+    aten.silu.default,
     aten.leaky_relu_backward.default,
     aten.threshold_backward.default,
     aten._native_batch_norm_legit_no_training.default,
@@ -95,7 +98,7 @@ def _joins_or_cuts_channels(node: _Node) -> bool:
 
 def prefers_channels_last(node: _Node) -> bool:
     """Return whether a convolution node should run channels-last: by kernel or sizes."""
-    if kernel_of(node) in _ALWAYS_LAST:
+    if kernel_of(node) in _ALWAYS_LAST or node.target is constant_convolution.operator:
         return True
     backward = node.target is aten.convolution_backward.default
     value, weight = (node.args[1], node.args[2]) if backward else node.args[:2]

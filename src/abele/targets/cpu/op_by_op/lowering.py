@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -13,8 +13,10 @@ from abele import _torch, arena
 from abele._torch.copies import copied_graph
 from abele.arena.running import Arena, kept
 from abele.kernels import binding, build
+from abele.ops.constant_convolution import operator as CONSTANT  # noqa: N812
 from abele.ops.memory_layout import in_layout
 from abele.passes.of_lowerings.channels_last import channels_last
+from abele.passes.of_lowerings.constant_convolutions import constant_convolutions
 from abele.passes.of_lowerings.convolutions import pointwise_before_upsampling
 from abele.passes.of_lowerings.fused_sums import fused_sums
 from abele.passes.of_lowerings.fused_updates import fused_adam, fused_sgd, joined_counters
@@ -30,6 +32,7 @@ from abele.targets.cpu.compiler import (
     with_planned_places,
 )
 from abele.targets.cpu.op_by_op import choice
+from abele.targets.cpu.op_by_op.constants import ConstantConvolution, Holding, slots_of
 from abele.targets.cpu.op_by_op.memory_use import memory_use
 from abele.targets.cpu.op_by_op.registry import Lifetimes, overwritten, own_kernel
 from abele.targets.cpu.op_by_op.updates import copies_back, erase_copies, is_update
@@ -48,6 +51,7 @@ class OpByOp(Lowering):
         fused_normalisation,
         fused_sums,
         pointwise_before_upsampling,  # after the norms: they tell which gradients are zero
+        constant_convolutions,
         folded_normalisation,
         fused_adam,
         fused_sgd,
@@ -88,10 +92,9 @@ class OpByOp(Lowering):
         """Load the kernel library into this process (milliseconds)."""
         require_code(payload, "cpu")
         library = binding.load(payload)
-        run = with_kernels(program, library, _arena(program))
         kernels = map(own_kernel, program.graph.graph.nodes)
         kinds = {kernel.kind for kernel in kernels if kernel is not None}
-        return checked(program, _OpByOp(run, payload, library, kinds))
+        return checked(program, _OpByOp(program, payload, library, kinds))
 
     def kernel_choices(self, program: Program) -> dict[torch.fx.Node, str]:
         """Return the backend of each operator: library kernel, torch or none."""
@@ -114,9 +117,22 @@ class OpByOp(Lowering):
 
 
 class _OpByOp(Compiled):
-    def __init__(self, run: Run, payload: bytes, library: ctypes.CDLL, kinds: Collection[str]):
-        super().__init__(run, payload)
-        self._library, self._kinds = library, kinds
+    def __init__(
+        self, program: Program, payload: bytes, library: ctypes.CDLL, kinds: Collection[str]
+    ):
+        super().__init__(with_kernels(program, library, _arena(program)), payload)
+        self._program, self._library, self._kinds = program, library, kinds
+
+    def with_state(self, arguments: Sequence[torch.Tensor]) -> Run:
+        """Return a callable that packs weights once, until they change."""
+        nodes = [n for n in self._program.graph.graph.nodes if n.target is CONSTANT]
+        if not nodes or any(each.is_inference() for each in arguments):  # these have no versions
+            return self.run
+        held = list[ConstantConvolution]()
+        run = with_kernels(self._program, self._library, _arena(self._program), held=held)
+        positions = {node: index for index, node in enumerate(self._program.placeholders())}
+        slots = [slots_of(node, positions) for node in nodes]
+        return Holding(run, list(zip(held, slots, strict=True)))
 
     def kernel_problem(self, *, noted: bool) -> str | None:
         """Run the self-test of the library kernels that the program calls."""
@@ -141,6 +157,7 @@ def with_kernels(
     library: ctypes.CDLL,
     arena: Arena | None = None,
     clocks: GraphClocks | None = None,
+    held: list[ConstantConvolution] | None = None,
 ) -> Run:
     """Return a function that runs a program with library kernels, updating state in place.
 
@@ -149,9 +166,10 @@ def with_kernels(
         library: the loaded kernel library.
         arena: planned memory of its tensors; without it they are allocated by torch.
         clocks: timestamps around each call, if any.
+        held: gets the convolutions of constant weights, in graph order.
     """
     planned = contextlib.nullcontext if arena is None else arena.used
-    function = function_of(_replaced(program, library), clocks, frees_inputs=True)
+    function = function_of(_replaced(program, library, held), clocks, frees_inputs=True)
 
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         with torch.no_grad(), kept(), planned():
@@ -160,7 +178,9 @@ def with_kernels(
     return run
 
 
-def _replaced(program: Program, library: ctypes.CDLL) -> torch.fx.GraphModule:
+def _replaced(
+    program: Program, library: ctypes.CDLL, held: list[ConstantConvolution] | None
+) -> torch.fx.GraphModule:
     """Return the graph with operators replaced by library kernel functions."""
     graph = _torch.graph_module(program.graph, copied_graph(program.graph.graph))
     lifetimes = Lifetimes(graph.graph)
@@ -174,6 +194,8 @@ def _replaced(program: Program, library: ctypes.CDLL) -> torch.fx.GraphModule:
             overwrite = copies[node] is not None
             erase_copies(copies[node] or ())
         function: Any = kernel.function(node, library, overwrite)
+        if held is not None and isinstance(function, ConstantConvolution):
+            held.append(function)
         function.__name__ = kernel.name  # as clocks and reports call it
         node.target = function
     graph.graph.lint()

@@ -16,6 +16,7 @@ from abele.program import Program, is_getitem, node_argument
 from abele.program.aliasing import Liveness, aliases_of_calls
 from abele.program.memory import MemoryUse, Piece
 from abele.targets.cpu.op_by_op import images
+from abele.targets.cpu.op_by_op.constants import packed_bytes
 from abele.targets.cpu.op_by_op.registry import Lifetimes, overwritten
 from abele.targets.cpu.op_by_op.updates import copies_back, is_update
 
@@ -40,6 +41,7 @@ def memory_use(program: Program, *, with_inner: bool = False) -> MemoryUse:
         basis="every result is kept until its last use, but for those written over an argument",
         nodes=tuple(graph.nodes),
         pieces=(*_pieces(graph, liveness, last), *copies),
+        reserved=sum(map(packed_bytes, graph.nodes)),
         scratch=max(map(scratch_bytes, graph.nodes), default=0),
     )
     return arena.with_inner(use, ours, last) if with_inner else use

@@ -11,6 +11,7 @@ from abele._torch import OpOverload
 from abele.ops import norm_activation
 from abele.program import is_getitem, node_argument
 from abele.program.aliasing import Aliases, Liveness
+from abele.targets.cpu.op_by_op.constants import CONSTANT_CONVOLUTIONS
 from abele.targets.cpu.op_by_op.images import KERNELS_OF_IMAGES
 from abele.targets.cpu.op_by_op.kernels import OwnKernel
 from abele.targets.cpu.op_by_op.norms import NORMS
@@ -19,7 +20,7 @@ from abele.targets.cpu.op_by_op.updates import UPDATES
 _Node = torch.fx.Node
 
 _BY_OPERATOR = collections.defaultdict[Any, list[OwnKernel]](list)
-for _each in (*KERNELS_OF_IMAGES, *NORMS, *UPDATES):
+for _each in (*KERNELS_OF_IMAGES, *CONSTANT_CONVOLUTIONS, *NORMS, *UPDATES):
     _BY_OPERATOR[_each.operator].append(_each)
 
 

@@ -1,0 +1,179 @@
+"""Convolutions whose weights are constants: folded and packed once, until they change.
+
+Winograd's kernel reads transformed weights, oneDNN weights in its own order. oneDNN's ReLU and
+clamps turn NaN into numbers, so these run behind it, in place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import operator
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from abele import _torch
+from abele.kernels import on_tensors
+from abele.kernels.convolutions import WINOGRAD, Convolution, convolution_of, kernel_for
+from abele.kernels.on_tensors import channels_last, dense
+from abele.ops import constant_convolution
+from abele.ops.constant_convolution import ACTIVATIONS, folded
+from abele.targets.base import Run
+from abele.targets.cpu.op_by_op.kernels import OwnKernel
+
+Tensor = torch.Tensor
+_Node = torch.fx.Node
+#: A convolution of (x, added) with weights that it holds.
+_Held = Callable[[Tensor, Tensor | None], Tensor]
+#: Slots of weight, bias (or None) and norm of a convolution, and the norm's eps.
+Slots = tuple[int, int | None, list[int], float]
+
+# Activations that oneDNN computes of NaN as torch does.
+_FUSED = ("none", "leaky_relu", "swish", "hardswish")
+
+
+class ConstantConvolution:
+    """A convolution of tensors that holds its weights between calls, or packs them in each.
+
+    Args:
+        node: of ``ops.constant_convolution``.
+        library: the loaded kernel library.
+        overwrite: the result is written over what is added.
+    """
+
+    def __init__(self, node: _Node, library: ctypes.CDLL, overwrite: bool):
+        arguments: tuple[Any, ...] = node.args
+        *self._places, self._activation, self._scalars = arguments[6:]
+        self._library, self._overwrite = library, overwrite
+        convolution = convolution_of(node)
+        assert convolution is not None
+        self._convolution: Convolution = convolution
+        self._packs = self._winograd if kernel_for(convolution) is WINOGRAD else self._onednn
+        self._held: _Held | None = None
+        self.__name__ = "constant_convolution"
+
+    def hold(self, weight: Tensor, bias: Tensor | None, norm: Sequence[Tensor], eps: float) -> None:
+        """Fold and pack the weights of the present constants for all calls from now on."""
+        self._held = self._packs(*folded(weight, bias, norm, eps))
+
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        norm: Sequence[Tensor],
+        eps: float,
+        added: Tensor | None,
+        *settings: Any,
+    ) -> Tensor:
+        """Compute the operator; its constants are read unless their packed weights are held."""
+        del settings
+        run = self._held or self._packs(*folded(weight, bias, norm, eps))
+        if added is not None:
+            added = channels_last(added)
+            added = added if self._overwrite else added.clone()
+        return run(channels_last(x), added)
+
+    def _winograd(self, weight: Tensor, bias: Tensor | None) -> _Held:
+        fused = {"none": 1.0, "relu": 0.0, "leaky_relu": (*self._scalars, 0.0)[0]}
+        slope = fused.get(self._activation, 1.0)
+        stride, padding, *_ = self._places
+        weight, bias = dense(weight, bias)
+        run = on_tensors.winograd(
+            self._library, self._convolution.image.shape, stride, padding, slope, weight, bias
+        )
+        if self._activation in fused:
+            return run
+        return lambda x, added: ACTIVATIONS[self._activation](run(x, added), *self._scalars)
+
+    def _onednn(self, weight: Tensor, bias: Tensor | None) -> _Held:
+        stride, padding, dilation, groups = self._places
+        packed = _torch.packed_convolution_weight(
+            weight.contiguous(), padding, stride, dilation, groups, self._convolution.image.shape
+        )
+        places = padding, stride, dilation, groups
+        plain, summed = _torch.packed_convolutions()
+        activation, scalars = self._activation, self._scalars
+        finish = ACTIVATIONS[activation]
+        fused: tuple[str, list[float]] = ("none", [])
+        if activation in _FUSED:
+            fused = activation, scalars
+
+        def run(x: Tensor, added: Tensor | None) -> Tensor:
+            if added is not None:
+                y = summed(added, x, packed, bias, *places, "add", 1.0, None, [], None)
+                return finish(y, *scalars)
+            y = plain(x, packed, bias, *places, *fused, "")
+            return y if fused[0] == activation else finish(y, *scalars)
+
+        return run
+
+
+def packed_bytes(node: _Node) -> int:
+    """Return about as many bytes as the packed weights of a node take; 0 for other operators."""
+    if node.target is not constant_convolution.operator:
+        return 0
+    convolution = convolution_of(node)
+    assert convolution is not None
+    if kernel_for(convolution) is WINOGRAD:
+        return 4 * math.prod(on_tensors.packed_shape(convolution.weight.shape))
+    return convolution.weight.nbytes
+
+
+class Holding:
+    """A program that packs the weights of its constants when they have changed since its last call.
+
+    Args:
+        run: takes the tensors of the slots.
+        convolutions: of ``run``, with the slots of weight, bias and norm; None for no bias.
+    """
+
+    def __init__(self, run: Run, convolutions: Sequence[tuple[ConstantConvolution, Slots]]):
+        self._run, self._convolutions = run, convolutions
+        indices = {i for _, slots in convolutions for i in _indices(slots)}
+        self._take = operator.itemgetter(*sorted(indices), -1)  # a tuple, also of one
+        self._known: tuple[Any, ...] = ()
+        self._state: list[Any] = []
+        self._lock = threading.Lock()
+
+    def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
+        """Run the program; see ``targets.base.Run``."""
+        constants = self._take(inputs)[:-1]
+        state = [(each.data_ptr(), each._version) for each in constants]
+        same = state == self._state and all(map(operator.is_, constants, self._known))
+        if not same:
+            with self._lock, torch.no_grad():
+                for convolution, (weight, bias, norm, eps) in self._convolutions:
+                    of_bias = None if bias is None else inputs[bias]
+                    convolution.hold(inputs[weight], of_bias, [inputs[i] for i in norm], eps)
+                self._known, self._state = constants, state
+        return self._run(inputs)
+
+
+def _indices(slots: Slots) -> list[int]:
+    weight, bias, norm, _ = slots
+    return [weight, *([] if bias is None else [bias]), *norm]
+
+
+def slots_of(node: _Node, positions: dict[_Node, int]) -> Slots:
+    """Return the slots of weight, bias and norm of a node, and its eps."""
+    arguments: tuple[Any, ...] = node.args
+    _, weight, bias, norm, eps, *_ = arguments
+    of_bias = None if bias is None else positions[bias]
+    return positions[weight], of_bias, [positions[each] for each in norm], eps
+
+
+CONSTANT_CONVOLUTIONS = tuple(
+    OwnKernel(
+        operator=constant_convolution.operator,
+        name="constant_convolution",
+        kind="winograd",
+        function=ConstantConvolution,
+        suits=lambda node, sums=sums: (node.args[5] is not None) is sums,
+        over=5 if sums else None,
+    )
+    for sums in (True, False)
+)
