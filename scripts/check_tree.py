@@ -18,7 +18,7 @@ UNCLEAR = re.compile(
 # Lines of Python and C++ per folder, in hundreds. They only go down: a commit that raises one says
 # which published program, test of the original or row of a benchmark needs it.
 BUDGETS = {
-    "src": 1107,
+    "src": 1113,
     "src/abele/_torch": 18,
     "src/abele/arena": 12,
     "src/abele/capture": 35,
@@ -28,9 +28,9 @@ BUDGETS = {
     "src/abele/dynamo": 7,
     "src/abele/fit": 15,
     "src/abele/functions": 48,
-    "src/abele/kernels": 121,
-    "src/abele/ops": 20,
-    "src/abele/passes": 29,
+    "src/abele/kernels": 122,
+    "src/abele/ops": 21,
+    "src/abele/passes": 31,
     "src/abele/pipeline": 12,
     "src/abele/port": 82,
     "src/abele/program": 16,
@@ -39,7 +39,7 @@ BUDGETS = {
     "src/abele/stage": 11,
     "src/abele/step": 15,
     "src/abele/storage": 12,
-    "src/abele/targets": 128,
+    "src/abele/targets": 131,
     "src/abele/trace": 34,
     "src/cosmictagger": 103,
     "src/gcipuinfo": 1,
@@ -48,9 +48,9 @@ BUDGETS = {
     "src/popdist": 31,
     "src/poptorch": 170,
     "src/sambaflow": 33,
-    "tests": 890,
+    "tests": 893,
     "tests/unit/port": 59,
-    "benchmarks": 83,
+    "benchmarks": 84,
 }
 
 
