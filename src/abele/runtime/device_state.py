@@ -190,11 +190,13 @@ class DeviceState:
     def _moved(
         self, values: Mapping[str, torch.Tensor], *, copy: bool = False
     ) -> dict[str, torch.Tensor]:
-        # contiguous: compiled programs are made for the default layout of each slot.
-        return {
-            name: value.detach().to(self.device, copy=copy).contiguous()
-            for name, value in values.items()
-        }
+        # contiguous: compiled programs are made for the default layout of each slot. Tensors of
+        # inference mode have no versions, by which programs that pack weights see writes.
+        with torch.inference_mode(False):
+            return {
+                name: value.detach().to(self.device, copy=copy).contiguous()
+                for name, value in values.items()
+            }
 
     def _slots(self, programs: Sequence[Program], role: Role) -> dict[str, Slot]:
         return {

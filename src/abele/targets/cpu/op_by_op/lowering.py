@@ -125,8 +125,9 @@ class _OpByOp(Compiled):
 
     def with_state(self, arguments: Sequence[torch.Tensor]) -> Run:
         """Return a callable that packs weights once, until they change."""
+        del arguments  # each call has them
         nodes = [n for n in self._program.graph.graph.nodes if n.target is CONSTANT]
-        if not nodes or any(each.is_inference() for each in arguments):  # these have no versions
+        if not nodes:
             return self.run
         held = list[ConstantConvolution]()
         run = with_kernels(self._program, self._library, _arena(self._program), held=held)
