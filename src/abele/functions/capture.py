@@ -36,7 +36,7 @@ from abele.functions.host import Host
 from abele.functions.optimizers import Numbers, TracedSteps
 from abele.functions.randomness import without_output, without_random_numbers
 from abele.functions.state import Changed, Reached, Stored
-from abele.functions.varying import Derived, Slots, Unread, Varying
+from abele.functions.varying import Slots, Unread, Varying
 from abele.ops.recurrent import StepsNeeded
 from abele.ops.value_check import checked
 from abele.program import Program, Role
@@ -310,7 +310,13 @@ class _Capture:
     def _check_stored(self) -> None:
         """Refuse stored tensors that the next call would read."""
         used = {id(tensor) for tensor in self.adopted.tensors}
+        early = self._host is not None and self._host.has_early_events()
         for each in self._stored:
+            if early and issubclass(type(each.value), Unread):
+                raise CaptureError(
+                    "The function counts in code that it calls, and has statements that Python "
+                    "runs after the program and that may read the count. Put these last."
+                )
             leaves, _ = _torch.flatten(each.before)
             if is_list(each.holder):
                 leaves = each.holder
@@ -353,8 +359,8 @@ class _Capture:
         for index, copied in enumerate(self._arguments.copies):
             if leaf is copied:
                 return GivenBatch(index)
-        if type(leaf) is Derived:
-            leaf.refuse()
+        if issubclass(type(leaf), Unread):
+            return leaf
         if not isinstance(leaf, _torch.FakeTensor):
             return self._kept_object(leaf)
         for first, output in self._outputs:

@@ -131,6 +131,7 @@ class Function:
         # Lines and names of the host's statements, and numbers whose values captures have read.
         self._lines, self._changed = dict[int, bool](), set[str]()
         self._read = set[int | Place]()
+        self._counters = set[Place]()
         self._lock = threading.RLock()
         self._of_others: dict[int, _Bound] = {}  # for classes, and objects without a dictionary
         if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
@@ -320,7 +321,17 @@ class Function:
                 self._read |= numbers.read
             if differ and self._splits(args, kwargs):
                 return None
-        return self._divided(args, kwargs, Slots({}))
+        known = dict(self._lines), {*self._changed}
+        self._counters.clear()
+        try:
+            return self._divided(args, kwargs, Slots({}))
+        except CaptureError:
+            if not self._counters:
+                raise
+            with contextlib.suppress(Exception):  # then the first reason is the one to tell
+                self._lines, self._changed = known
+                return self._divided(args, kwargs, Slots({p: p.get() for p in self._counters}))
+            raise
 
     def _divided(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: Slots
@@ -342,6 +353,7 @@ class Function:
                     raise
                 self._lines[line] = changes
             except ChangesError as error:
+                self._counters |= {each.place for each in error.changes if each.place is not None}
                 names = {part for each in error.changes for part in each.names()} - self._changed
                 if not names:
                     raise

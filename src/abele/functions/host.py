@@ -53,6 +53,10 @@ class Host:
         self.fresh.clear()
         self._contents.clear()
 
+    def has_early_events(self) -> bool:
+        """Return whether a statement runs later than where it is written."""
+        return not all(self.late[index] for index, _ in self.events)
+
     def check(self) -> None:
         """Refuse containers that the traced part changed after the host had read them.
 

@@ -26,6 +26,7 @@ from abele import _torch
 from abele.capture.gradient_hooks import refused_around_step
 from abele.errors import CaptureError
 from abele.functions.state import NotYetError
+from abele.functions.varying import Unread
 from abele.step import update_rules
 from abele.step.optimizers import KINDS, PAIRS, Kind, kind_of, refused, switches
 from abele.step.update_rules import RULES, Group, UpdateRule
@@ -62,7 +63,12 @@ class Numbers:
         self._state, self._groups = state, self.optimizer.param_groups
         self._params = [list(group["params"]) for group in self._groups]
         self._of_params = list(state), list(state.values())
-        entries = [(value, key, part) for value in state.values() for key, part in value.items()]
+        entries = [
+            (value, key, part)
+            for value in state.values()
+            for key, part in value.items()
+            if not issubclass(type(part), Unread)  # counts on at each call
+        ]
         self._holders = [holder for holder, _, _ in entries]
         self._keys = [key for _, key, _ in entries]
         self._entries = [part for _, _, part in entries]

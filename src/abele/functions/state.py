@@ -25,6 +25,7 @@ from abele.capture.leftovers import ABSENT, Leftovers, write
 from abele.containers import is_array
 from abele.errors import CaptureError
 from abele.functions.frames import PLAIN, Frames, global_names, is_installed, is_of_library
+from abele.functions.varying import Place, Unread, place_of
 
 _MOST = 20_000
 _CACHED: Any = type(functools.lru_cache(len))
@@ -43,11 +44,16 @@ class NotYetError(CaptureError):
 
 
 class Changed(NamedTuple):
-    """A change of a Python object: its access path, the value before and after."""
+    """A change of a Python object: its access path, the value before and after.
+
+    Attributes:
+        place: of the value, if it is a number.
+    """
 
     path: str
     before: Any
     after: Any
+    place: Place | None = None
 
     def names(self) -> set[str]:
         """Return the variables and attributes of the access path."""
@@ -231,11 +237,13 @@ class Reached:
             if same(before, after):
                 continue
             is_mode = isinstance(holder, torch.nn.Module) and key == "training"
-            if is_mode or (_is_traced(after) and _can_store(holder, before)):
+            counts = issubclass(type(before), Unread) and issubclass(type(after), Unread)
+            if is_mode or counts or (_is_traced(after) and _can_store(holder, before)):
                 stored.append(Stored(holder, key, before, after))
             else:
                 owner = self._paths.get(id(holder), type(holder).__name__)
-                found.append(Changed(_path(owner, holder, key), before, after))
+                place = place_of(holder, key, before, after)
+                found.append(Changed(_path(owner, holder, key), before, after, place))
         return found, stored
 
     def put_back(self) -> None:

@@ -9,17 +9,22 @@ the program. A number whose value decides anything else stays a condition of the
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
+import operator
 import types
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 
+from abele import _torch
+from abele.capture import reachable
+from abele.containers import is_dict
 from abele.errors import CaptureError
 from abele.warn import user_line
 
-_MOST = 2**31  # of integers: sums of some stay integers in float64
+_MOST = 2**53  # integers above may be no float64
 _FLOATS = (torch.float32, torch.float64)
 # Functions of torch that round a number to the type of a tensor.
 _NAMES = ("add", "sub", "mul", "div", "truediv", "true_divide", "subtract", "multiply", "divide")
@@ -30,6 +35,8 @@ _KNOWN = {
 }  # fmt: skip
 _WITHOUT_GRADIENTS = {"lerp", "lerp_"}  # whose derivatives round a number otherwise
 _SUMS = {"add": 1, "add_": 1, "sub": -1, "sub_": -1}
+_OF_MATH = ("sqrt", "exp", "log", "pow", "cos", "sin", "tanh")
+_PRODUCTS = ("addcmul", "addcmul_", "addcdiv", "addcdiv_")
 
 
 class Place:
@@ -61,6 +68,16 @@ class Place:
             self.holder.cell_contents = value
         else:
             self.holder[self.key] = value
+
+
+def place_of(holder: Any, key: Any, before: Any, after: Any) -> Place | None:
+    """Return the place of an entry that a call changes from one number to another one."""
+    if type(before) is not type(after) or type(after) not in (int, float):
+        return None
+    if isinstance(holder, types.CellType):
+        return Place(holder)
+    space = holder if is_dict(holder) else reachable.attributes_of(holder)
+    return Place(space, key) if key in space else None
 
 
 class ReadError(CaptureError):
@@ -117,29 +134,35 @@ class Varying(Unread):
 
     Args:
         what: index of an argument, or a place.
-        kind: float or int.
-        slot: the 0-d float64 tensor that becomes the slot, or what is computed with it.
+        number: its value in the captured call.
+        slots: gets the slot.
     """
 
-    def __init__(self, what: int | Place, kind: type, slot: Callable[[], torch.Tensor]):
-        super().__init__(what, kind)
-        self.slot = slot
+    def __init__(self, what: int | Place, number: Any, slots: Slots):
+        super().__init__(what, cast("Any", type(number)))
+        self.number, self._slots = number, slots
+
+    def slot(self) -> torch.Tensor:
+        """Return the 0-d float64 tensor that becomes the slot."""
+        if self.kind not in (int, float) or (self.kind is int and abs(self.number) > _MOST):
+            return self.refuse()
+        return self._slots.tensor_of(self)
 
     @classmethod
-    def __torch_function__(
-        cls,
-        func: Any,
-        kinds: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Round numbers to the type of the tensors that they are combined with."""
         name, named = getattr(func, "__name__", ""), dict(kwargs or {})
         tensors = [each for each in args if isinstance(each, torch.Tensor)]
         dtypes = {each.dtype for each in tensors}
-        known = name in _KNOWN or (name in _WITHOUT_GRADIENTS and not torch.is_grad_enabled())
+        value: Any = named.pop("value", None) if name in _PRODUCTS and len(tensors) == 3 else None
+        known = (
+            name in _KNOWN
+            or value is not None
+            or (name in _WITHOUT_GRADIENTS and not torch.is_grad_enabled())
+        )
         alpha: Any = named.pop("alpha", None) if name in _SUMS and len(tensors) == 2 else None
-        numbers = [each for each in (*args, *named.values(), alpha) if _is_varying(each)]
+        given = (*args, *named.values(), alpha, value)
+        numbers: list[Any] = [each for each in given if _is_varying(each)]
         if not numbers:
             raise CaptureError(
                 f"A list with a number of Python is passed to torch, at {user_line()}."
@@ -148,67 +171,89 @@ class Varying(Unread):
             return numbers[0].refuse()
         (dtype,) = dtypes
         if _is_varying(alpha):
-            (first, second), value = tensors, alpha.slot().to(dtype)
+            first, second = tensors
             sum_of = first.addcmul_ if name.endswith("_") else first.addcmul
-            return sum_of(second, value, value=_SUMS[name])
+            return sum_of(second, alpha.slot().to(dtype), value=_SUMS[name])
+        if value is not None:
+            if torch.is_grad_enabled() or not _is_varying(value):
+                return numbers[0].refuse()
+            return func(tensors[0], tensors[1] * value.slot().to(dtype), tensors[2])
         extra = {} if alpha is None else {"alpha": alpha}
         return func(*(e.slot().to(dtype) if _is_varying(e) else e for e in args), **extra)
 
     def _with(self, name: str, other: Any) -> Any:
-        """Combine the number with a tensor, or with a number of Python in float64."""
+        """Combine the number with a tensor, or compute with it as Python does."""
         if isinstance(other, torch.Tensor):
-            return getattr(torch.Tensor, _MIRRORED[name])(other, self)
-        if _is_varying(other) and self.kind is other.kind is float and name != "__truediv__":
-            return Derived(self.what, float, lambda: getattr(self.slot(), name)(other.slot()), self)
-        if type(other) not in (int, float) or not abs(other) <= _MOST:
+            mirrored = _MIRRORED.get(name)
+            return getattr(torch.Tensor, mirrored)(other, self) if mirrored else self.refuse()
+        if type(other) not in (int, float) and not _is_varying(other):
             return self.refuse()
-        kind = int if self.kind is type(other) is int and name != "__truediv__" else float
-        if (kind is int and name in ("__mul__", "__rmul__")) or (
-            name == "__truediv__" and not other
-        ):
-            return self.refuse()
-        return Derived(self.what, kind, lambda: getattr(self.slot(), name)(float(other)), self)
+        return Derived(self._slots, getattr(operator, name), self, other)
 
     def __add__(self, other: Any) -> Any:
         return self._with("__add__", other)
 
-    def __radd__(self, other: Any) -> Any:
-        return self._with("__radd__", other)
-
     def __sub__(self, other: Any) -> Any:
         return self._with("__sub__", other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return self._with("__rsub__", other)
 
     def __mul__(self, other: Any) -> Any:
         return self._with("__mul__", other)
 
-    def __rmul__(self, other: Any) -> Any:
-        return self._with("__rmul__", other)
-
     def __truediv__(self, other: Any) -> Any:
         return self._with("__truediv__", other)
 
+    def __pow__(self, other: Any) -> Any:
+        return self._with("__pow__", other)
+
+    def __neg__(self) -> Any:
+        return Derived(self._slots, operator.neg, self)
+
+    def _after(self, name: str, other: Any) -> Any:
+        if type(other) not in (int, float):
+            return self.refuse()
+        return Derived(self._slots, getattr(operator, name), other, self)
+
+    def __radd__(self, other: Any) -> Any:
+        return self._after("__add__", other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._after("__sub__", other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return self._after("__mul__", other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return self._after("__truediv__", other)
+
+    def __rpow__(self, other: Any) -> Any:
+        return self._after("__pow__", other)
+
 
 class Derived(Varying):
-    """A number that is computed of a varying one, whose value no statement of the host has."""
+    """A number that Python computes of varying ones before each call."""
 
-    def __init__(
-        self, what: int | Place, kind: type, slot: Callable[[], torch.Tensor], origin: Varying
-    ):
-        super().__init__(what, kind, slot)
-        self._origin = origin
+    def __init__(self, slots: Slots, function: Callable[..., Any], *operands: Any):
+        self._function, self._operands = function, operands
+        self._origins = [each for each in operands if _is_varying(each)]
+        numbers = [each.number if _is_varying(each) else each for each in operands]
+        super().__init__(self._origins[0].what, function(*numbers), slots)
+
+    def now(self, leaves: Sequence[Any]) -> Any:
+        """Return the value at a call with the given leaves of arguments."""
+        return self._function(
+            *(each.now(leaves) if _is_varying(each) else each for each in self._operands)
+        )
 
     def refuse(self, *args: Any, **kwargs: Any) -> Any:
         """Raise the error of the number that it is computed of."""
-        self._origin.refuse()
+        self._origins[0].refuse()
 
 
 # The method of a tensor for the other order of operands.
 _MIRRORED = {
-    **{f"__{name}__": f"__r{name}__" for name in ("add", "sub", "mul", "truediv")},
-    **{f"__r{name}__": f"__{name}__" for name in ("add", "sub", "mul")},
+    "__add__": "__radd__",
+    "__sub__": "__rsub__",
+    "__mul__": "__rmul__",
     "__truediv__": "__rdiv__",
 }
 
@@ -231,19 +276,23 @@ class Slots:
     def __init__(self, values: Mapping[int | Place, Any]):
         self.stand_ins: dict[int | Place, Unread] = {}
         self.tensors: dict[int, tuple[str, torch.Tensor]] = {}
-        self._by_name: dict[str, Varying] = {}
+        self._made: list[tuple[Varying, str, torch.Tensor]] = []
         for what, value in values.items():
             kind = cast("Any", type(value))
-            if kind is float or (kind is int and abs(value) <= _MOST):
-                self._add(what, kind, float(value))
-            else:
-                self.stand_ins[what] = Unread(what, kind)
+            varies = kind in (int, float)
+            self.stand_ins[what] = Varying(what, value, self) if varies else Unread(what, kind)
 
-    def _add(self, what: int | Place, kind: type, number: float) -> None:
-        tensor, name = torch.tensor(number, dtype=torch.float64), f"number{len(self._by_name)}"
-        self.tensors[id(tensor)] = name, tensor
-        made = Varying(what, kind, lambda: tensor)
-        self._by_name[name] = self.stand_ins[what] = made
+    def tensor_of(self, number: Varying) -> torch.Tensor:
+        """Return the tensor that becomes the slot of a number."""
+        for each, _, tensor in self._made:
+            if each is number:
+                return tensor
+        with _torch.outside_the_trace():
+            tensor = torch.tensor(float(number.number), dtype=torch.float64)
+        made = f"number{len(self._made)}", tensor
+        self.tensors[id(tensor)] = made
+        self._made.append((number, *made))
+        return tensor
 
     @contextlib.contextmanager
     def in_place(self) -> Generator[None]:
@@ -256,14 +305,22 @@ class Slots:
         values = [each.get() for each in places]
         for each in places:
             each.put(self.stand_ins[each])
+        functions: dict[str, Any] = {name: getattr(math, name) for name in _OF_MATH}
         try:
+            for name, function in functions.items():
+                setattr(math, name, functools.partial(self._computed, function))
             yield
         finally:
+            for name, function in functions.items():
+                setattr(math, name, function)
             for each, value in zip(places, values, strict=True):
                 each.put(value)
         for each in self.stand_ins.values():
             if each.error is not None:
                 raise each.error
+
+    def _computed(self, function: Callable[..., Any], *args: Any) -> Any:
+        return Derived(self, function, *args) if any(map(_is_varying, args)) else function(*args)
 
     @property
     def read(self) -> set[int | Place]:
@@ -272,7 +329,7 @@ class Slots:
 
     def used(self, names: Collection[str]) -> dict[str, Varying]:
         """Return the numbers with slots in a program that has slots of the given names."""
-        return {name: each for name, each in self._by_name.items() if name in names}
+        return {name: each for each, name, _ in self._made if name in names}
 
 
 class Followed:
@@ -286,15 +343,18 @@ class Followed:
     def __init__(self, numbers: Mapping[str, Varying], free: Iterable[Unread]):
         self._numbers = [(name, each.kind, each.now) for name, each in numbers.items()]
         self._kinds = [(each.kind, each.now) for each in free]
-        self.values = {name: each.slot().item() for name, each in numbers.items()}
+        self.values = {name: float(each.number) for name, each in numbers.items()}
 
     def follow(self, leaves: Sequence[Any], write: Callable[[str, float], None]) -> bool:
         """Write the numbers of a call to slots; return whether they have the types for it."""
         if any(type(now(leaves)) is not kind for kind, now in self._kinds):
             return False
         for name, kind, now in self._numbers:
-            value = now(leaves)
-            if kind is int and abs(value) > _MOST:
+            try:
+                value = now(leaves)
+            except ArithmeticError:  # the call itself will say so
+                return False
+            if type(value) is not kind or (kind is int and abs(value) > _MOST):
                 return False
             before = self.values[name]
             if value != before or math.copysign(1, value) != math.copysign(1, before):

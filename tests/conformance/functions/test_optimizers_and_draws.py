@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 import random
 import time
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
-from torch.optim import lr_scheduler
+from torch.optim import Optimizer, lr_scheduler
 from torch.utils.checkpoint import checkpoint
 
 import abele
@@ -141,6 +142,46 @@ def test_an_optimizer_of_ones_own(wrap):
                     param.add_(mean.mul_(0.9).add_(param.grad), alpha=-group["lr"])
 
     return stepping(wrap, Momentum)
+
+
+class OwnAdam(Optimizer):
+    """Adam as people write it, with a count of Python for each parameter."""
+
+    def __init__(self, params, lr=1e-2, betas=(0.9, 0.99), eps=1e-8):
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for param in group["params"]:
+                state = self.state[param]
+                if len(state) == 0:
+                    state["step"] = 0
+                    state["mean"], state["square"] = (torch.zeros_like(param) for _ in range(2))
+                mean, square = state["mean"], state["square"]
+                state["step"] += 1
+                mean.mul_(beta1).add_(param.grad, alpha=1 - beta1)
+                square.mul_(beta2).addcmul_(param.grad, param.grad, value=1 - beta2)
+                self.update(group, param, mean, square, state["step"])
+
+    def update(self, group, param, mean, square, step):
+        root = (square.sqrt() / math.sqrt(1 - group["betas"][1] ** step)).add_(group["eps"])
+        param.addcdiv_(mean, root, value=-group["lr"] / (1 - group["betas"][0] ** step))
+
+
+class OfTensors(OwnAdam):
+    def update(self, group, param, mean, square, step):
+        mean = mean / (1 - group["betas"][0] ** step)
+        root = (square / (1 - group["betas"][1] ** step)).sqrt() + group["eps"]
+        param.sub_(group["lr"] * mean / root)
+        param.mul_(1 - 0.01 / (step + 1))
+        param.add_(mean, alpha=1e-3 / step)
+
+
+@pytest.mark.parametrize("kind", [OwnAdam, OfTensors])
+def test_an_optimizer_that_counts_in_python(kind):
+    compiles(programs=1, calls=8)(lambda wrap: stepping(wrap, kind))()
 
 
 # -- random numbers, clocks and iterators ------------------------------------------

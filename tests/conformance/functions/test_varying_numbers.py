@@ -1,5 +1,6 @@
 """Numbers of Python that differ at each call and are combined with tensors: slots of a program."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -42,6 +43,7 @@ COMBINED = {
     "of doubles": lambda t, n: t.double() * n,
     "in place": lambda t, n: t.mul(2).mul_(n).add_(t, alpha=n).sub_(n),
     "mixed": lambda t, n: n * t + (1 - n) * t.exp() + (n - 2) / 3 * t + (1.5 * n + 1) * t,
+    "computed": lambda t, n: t * (1 / n) / (1 - 0.9 ** (n * n)) + 2 * n**2 * math.sqrt(n * n),
     "compared": lambda t, n: torch.where(t > n, t, t * 2),
 }
 
@@ -51,9 +53,9 @@ def test_a_number_that_is_combined_with_tensors(name):
     compiles(programs=2, calls=6)(lambda wrap: of_a_number(wrap, COMBINED[name]))()
 
 
-@pytest.mark.parametrize("name", ["times", "over", "mixed", "in place"])
+@pytest.mark.parametrize("name", ["times", "over", "mixed", "in place", "computed"])
 def test_an_integer_that_is_combined_with_tensors(name):
-    values = [1, 2, 3, 7, 2_000_001, 0]
+    values = [1, 2, 3, 7, 2_000_001, 1]
 
     def build(wrap):
         return of_a_number(wrap, COMBINED[name], values=values)
@@ -193,7 +195,6 @@ DECIDING = {
     "an error that is caught": lambda t, n: t * caught(n),
     "its type": lambda t, n: t * (2 if type(n) is float else 3),
     "text": lambda t, n: t * len(f"{n}"),
-    "a divisor": lambda t, n: t * (1 / n),
     "an interpolation": lambda t, n: torch.lerp(t, 2 * t, n),
 }
 

@@ -1,6 +1,7 @@
 """Arguments of calls: inputs of a program, and values that it depends on."""
 
 import contextlib
+import math
 import operator
 from collections import namedtuple
 
@@ -9,7 +10,7 @@ import torch
 
 from abele.errors import CaptureError
 from abele.functions.arguments import Arguments
-from abele.functions.varying import Derived, Place, Slots, Unread, Varying
+from abele.functions.varying import Derived, Followed, Place, Slots, Unread, Varying
 from abele.program import Role
 
 Pair = namedtuple("Pair", "x y")
@@ -148,23 +149,52 @@ def test_nothing_computes_with_an_unread_argument(compute):
 
 
 def varying(number):
-    """A number and the slot that it becomes."""
+    """A number, and the slots that are made of it."""
     slots = Slots({0: number})
-    ((name, tensor),) = slots.tensors.values()
-    return slots, slots.stand_ins[0], name, tensor
+    return slots, slots.stand_ins[0]
 
 
 def test_a_number_has_the_bits_that_it_has_without_a_slot():
-    _, found, name, tensor = varying(0.1)
+    slots, found = varying(0.1)
     x = torch.rand(7)
-    assert (type(found), name, tensor.dtype) == (Varying, "number0", torch.float64)
+    assert type(found) is Varying
     assert torch.equal(found * x, 0.1 * x)
     assert torch.equal((1 - found) / 3 * x, (1 - 0.1) / 3 * x)
     assert type(1 - found) is Derived
     assert torch.equal(x.clone().mul_(found), x * 0.1)
+    assert {tensor.dtype for _, tensor in slots.tensors.values()} == {torch.float64}
+    assert [*slots.used(["number0", "number1"])] == ["number0", "number1"]
 
 
-@pytest.mark.parametrize("number", [True, 2**40, "a", None])
+def test_python_computes_numbers_of_other_numbers():
+    slots, found = varying(3)
+    with slots.in_place():
+        numbers = 1 - 0.9**found, found * 2 - 7, math.sqrt(found / 5), 1 / found, -found
+    for each, compute in zip(
+        numbers,
+        (
+            *(lambda n: 1 - 0.9**n, lambda n: n * 2 - 7, lambda n: math.sqrt(n / 5)),
+            *(lambda n: 1 / n, lambda n: -n),
+        ),
+        strict=True,
+    ):
+        assert (each.number, type(each.number)) == (compute(3), each.kind)
+        assert each.now([8]) == compute(8)
+    assert math.sqrt(4) == 2
+
+
+def test_slots_follow_numbers_of_the_same_type():
+    slots, found = varying(4)
+    torch.ones(2) * (1 / found) * found
+    followed, written = Followed(slots.used(["number0", "number1"])), {}
+    assert followed.values == {"number0": 0.25, "number1": 4.0}
+    assert followed.follow([8], written.__setitem__)
+    assert written == {"number0": 0.125, "number1": 8.0}
+    for other in (8.0, 0, 2**60):
+        assert not followed.follow([other], written.__setitem__)
+
+
+@pytest.mark.parametrize("number", [True, "a", None])
 def test_other_values_have_no_slots(number):
     slots = Slots({0: number})
     assert not slots.tensors
@@ -180,19 +210,15 @@ def test_other_values_have_no_slots(number):
             lambda n: torch.full((2,), n),
             lambda n: n * n.slot().int(),
         ),
-        *(lambda n: n / 0, lambda n: 1 / n, lambda n: n * 1e300, lambda n: torch.clamp(n, max=n)),
+        *(lambda n: n * True, lambda n: torch.clamp(n, max=n), lambda n: (n + 2**70) * ones(2)),
+        lambda n: (-n) ** 0.5 * ones(2),
     ],
 )
 def test_a_number_is_not_computed_with_otherwise(compute):
-    slots, found, *_ = varying(0.1)
+    slots, found = varying(3)
     with pytest.raises(CaptureError, match="The value of a number is computed with"):
         compute(found)
     assert slots.read == {0}
-
-
-def test_a_list_of_numbers_is_no_tensor():
-    with pytest.raises((CaptureError, RuntimeError, TypeError)):
-        torch.stack([varying(0.1)[1]])
 
 
 def test_stand_ins_are_in_place_only_while_a_call_is_captured():
