@@ -414,10 +414,10 @@ class _Capture:
             for path, each in self._reached.modules.values()
             for name, module in named_modules(each)
         }
-        if torch.is_autocast_enabled("cpu"):
+        if torch.is_autocast_enabled("cpu") and self._caches_casts:
             raise CaptureError(
                 "The function is called under torch.autocast, which keeps casts of weights beyond "
-                "the call. Enter torch.autocast inside the function."
+                "the call. Enter it inside the function, or with cache_enabled=False."
             )
         with (
             _autocast_cache(enabled=self._caches_casts),

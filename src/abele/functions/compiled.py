@@ -35,6 +35,7 @@ def modes() -> tuple[Any, ...]:
         torch.get_default_dtype(),
         on,
         torch.get_autocast_dtype("cpu") if on else None,
+        torch.is_autocast_cache_enabled(),
         torch.are_deterministic_algorithms_enabled(),
     )
 

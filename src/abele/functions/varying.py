@@ -352,7 +352,7 @@ class Followed:
         for name, kind, now in self._numbers:
             try:
                 value = now(leaves)
-            except ArithmeticError:  # the call itself will say so
+            except (ArithmeticError, ValueError):  # the call itself will say so
                 return False
             if type(value) is not kind or (kind is int and abs(value) > _MOST):
                 return False

@@ -369,6 +369,22 @@ def test_autocast_inside(wrap):
     return lambda i: step(*batch(i)), lambda: task
 
 
+@compiles(programs=2)
+def test_autocast_around_calls_that_keeps_no_casts(wrap):
+    task = Task()
+
+    @wrap
+    def step(x, y):
+        return task.update(task.loss(x, y))
+
+    def call(i):
+        dtype = torch.bfloat16 if i < 3 else torch.float16
+        with torch.autocast("cpu", dtype, cache_enabled=False):
+            return step(*batch(i)), step(*batch(i + 9))
+
+    return call, lambda: task
+
+
 @stays_eager(match="called under torch.autocast", programs=1)
 def test_autocast_around_calls(wrap):
     task = Task()
