@@ -261,15 +261,14 @@ class _Capture:
             journal = self._grads.restored()
         self.steps.refuse_scheduled()
         self._check(journal, program)
-        effects = self._effects(journal, leaves)
+        effects, numbers = self._effects(journal, leaves), self._numbers
         written = {(slot.role, slot.name) for slot in program.inputs if slot.mutated}
         trains = any(role in (Role.PARAMETER, Role.OPTIMIZER_STATE) for role, _ in written)
         self._arguments.check_memory(self.adopted.tensors, written)
         self._check_stored()
-        items = zip(self.adopted.named, self.adopted.tensors, strict=True)
         slots = {
             (item.role, item.name): (tensor, item.value)
-            for item, tensor in items
+            for item, tensor in zip(self.adopted.named, self.adopted.tensors, strict=True)
             if item.role not in (Role.HYPER, Role.INPUT)
         }
         return CapturedCall(
@@ -286,8 +285,8 @@ class _Capture:
             gradients=effects,
             stored=self._stored,
             read=self.adopted.read,
-            varying=self._numbers.used([item.name for item in self.adopted.named]),
-            free=[*self._numbers.stand_ins.values()],
+            varying=numbers.used([item.name for item in self.adopted.named]),
+            free=[*numbers.stand_ins.values()],
         )
 
     def _check(self, journal: Sequence[_Grad], program: Program) -> None:

@@ -234,12 +234,10 @@ class CompiledCall:
 
         By index of the argument or place; empty if something else differs, too.
         """
-        if self._arguments.accepts(args, kwargs) is None:
-            found: dict[Any, Any] = {**self._arguments.changed(args, kwargs)}
-            return found | {place: place.get() for place in self.guards.free} if found else {}
-        places = self.guards.changed()
-        found = {**self._arguments.changed(args, kwargs)}
-        return found | {place: place.get() for place in (*places, *self.guards.free)}
+        found: dict[Any, Any] = {**self._arguments.changed(args, kwargs)}
+        if not found and self._arguments.accepts(args, kwargs) is None:
+            return {}
+        return found | {each: each.get() for each in (*self.guards.changed(), *self.guards.free)}
 
     def close(self) -> None:
         """Stop compiling, and release the program."""

@@ -186,7 +186,7 @@ def test_python_computes_numbers_of_other_numbers():
 def test_slots_follow_numbers_of_the_same_type():
     slots, found = varying(4)
     torch.ones(2) * (1 / found) * found
-    followed, written = Followed(slots.used(["number0", "number1"])), {}
+    followed, written = Followed(slots.used(["number0", "number1"]), slots.stand_ins.values()), {}
     assert followed.values == {"number0": 0.25, "number1": 4.0}
     assert followed.follow([8], written.__setitem__)
     assert written == {"number0": 0.125, "number1": 8.0}
