@@ -23,8 +23,8 @@ from abele.errors import AbeleError
 from abele.fit import Answer, Calls, Estimate, Verdict
 from abele.fit.estimate import compare, table
 from abele.fit.limits import bytes_text, of_machine
-from abele.fit.questions import Say, silent
 from abele.fit.run import STATE
+from abele.questions import Say, silent
 from abele.step import batching
 from abele.step.config import OutputMode, Reduction, StepConfig
 from abele.step.update_rules import UpdateRule

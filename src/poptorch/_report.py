@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from abele import questions
 from abele.collectives import Counts
-from abele.fit import questions
 from abele.program import memory
 from abele.report import facts, timing
 from abele.report.journal import FILE as JOURNAL

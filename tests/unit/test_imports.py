@@ -29,6 +29,7 @@ ORDERS = {
     "abele": (
         *(
             "errors",
+            "questions",
             "version",
             "arguments",
             "containers",

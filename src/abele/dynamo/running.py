@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from abele import _torch
+from abele import _torch, questions
 from abele.compilation.build import BuildRecord, FallbackWarning, build
 from abele.compilation.executable import Announce, Executable, ExecutableSource
 from abele.compilation.start import Start
@@ -92,6 +92,7 @@ class Graph:
     def _built(self) -> Any:
         """Return the function that runs the graph, as a program if possible."""
         try:
+            questions.refuse_graphs()
             parts = split(self._graph, self.phase, self._static)
             settings = self._settings
             executable, self.record = build(

@@ -10,14 +10,15 @@ import os
 import runpy
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from abele import questions
 from abele.errors import FitError
-from abele.fit import limits, questions
-from abele.fit.questions import Question, Report
+from abele.fit import function, limits
+from abele.questions import Question, Report
 
 #: Exit status of a program that handles Ctrl-C itself, as shells give it.
 _INTERRUPTED = 128 + signal.SIGINT
@@ -78,22 +79,30 @@ def command(parsed: argparse.Namespace) -> int:
     """
     if parsed.limit is not None:
         limits.of_machine(parsed.limit)  # before the script does anything
-    return answered(parsed, parsed.limit, f"fit {parsed.script}")
+    of_function = functools.partial(function.check, limit=parsed.limit)
+    return answered(parsed, parsed.limit, f"fit {parsed.script}", of_function)
 
 
-def answered(parsed: argparse.Namespace, wanted: Any, called: str) -> int:
+def answered(
+    parsed: argparse.Namespace,
+    wanted: Any,
+    called: str,
+    of_function: Callable[..., Report] | None = None,
+) -> int:
     """Run a script up to its first compile, print the estimate, and return the exit status.
 
     Args:
         parsed: arguments of a command that ``of_script`` has added.
         wanted: options of the question, such as a limit.
         called: the command line without the arguments of the script.
+        of_function: see ``Question``.
 
     Raises:
         FitError: there is no such script, or it fails or compiles nothing that can be estimated.
         KeyboardInterrupt: Ctrl-C was pressed; the message tells when.
     """
-    report = _ask(Question(command=parsed.name, wanted=wanted), parsed.script, parsed.rest, called)
+    question = Question(command=parsed.name, wanted=wanted, of_function=of_function)
+    report = _ask(question, parsed.script, parsed.rest, called)
     if parsed.json:
         print(json.dumps(report.data(), indent=1))
         return STATUS[report.data()["verdict"]]
@@ -137,9 +146,9 @@ def _hints(script: Path, command: str) -> str:
     """Return advice for a script that compiles no model."""
     return (
         f"Give it the arguments with which it does, behind --: abele {command} -- ARG ... "
-        "Answers are for models that a wrapper compiles in this process. A plain PyTorch program "
-        "has to be ported first: "
-        f"abele port {script} -o FOLDER"
+        "Answers are for models that a wrapper compiles in this process, and for functions that "
+        "abele.compile decorates, from their second call on. Another plain PyTorch program has to "
+        f"be ported first: abele port {script} -o FOLDER"
     )
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from abele.fit.limits import Limit, bytes_text, shown
 from abele.program import Program
 from abele.report import words
@@ -271,14 +273,26 @@ def compare(
     return decide(estimated, limit, (process,))
 
 
+def growth(device: torch.device) -> int:
+    """Return the bytes that this process has used beyond its present memory, at its peak."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+    return _status("VmHWM") - _status("VmRSS")
+
+
 def _private() -> int:
     """Return this process's anonymous memory in bytes, which the system cannot drop."""
+    return _status("RssAnon")
+
+
+def _status(wanted: str) -> int:
+    """Return a size in bytes of this process by its name in ``/proc``; 0 if unknown."""
     try:
         status = Path("/proc/self/status").read_text(encoding="utf-8")
     except OSError:  # another system than Linux
         return 0
     lines = (line.partition(":") for line in status.splitlines())
-    return next((int(v.split()[0]) * 1024 for name, _, v in lines if name == "RssAnon"), 0)
+    return next((int(v.split()[0]) * 1024 for name, _, v in lines if name == wanted), 0)
 
 
 _LINES = 8

@@ -162,11 +162,13 @@ class Calls:
         module: bytes of the user's weights and buffers on the host.
         batch: bytes of the inputs of one call.
         tiered: whether steps are interpreted before the switch to compiled code.
+        plain: bytes beside state that a first call of plain PyTorch used, as measured.
     """
 
     module: int
     batch: int
     tiered: bool = False
+    plain: int = 0
 
 
 def estimate(
@@ -221,6 +223,9 @@ def _moments(
     alone = sum(each.reserved - each.shared for each in needs)
     begin = (*always, *_kept(Interval(alone, alone, most)))
     made = [Moment(name="start", operation="the session takes its state", parts=begin)]
+    if calls.plain:
+        parts = (*always, *_part("freed again, as measured", Interval.exact(calls.plain)))
+        made.append(Moment(name="the first call", operation="plain PyTorch runs it", parts=parts))
     always = (*always, *_part("results of the call before", results.before, always=True))
     made += [
         _running(name, way.need, always, _beside(way.need, name, ways), results)

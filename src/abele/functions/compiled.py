@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from abele import _torch
+from abele import _torch, questions
 from abele.compilation.build import BuildRecord, build
 from abele.compilation.executable import Announce, ExecutableSource
 from abele.compilation.start import Start
@@ -93,10 +93,12 @@ class CompiledCall:
         if len(devices) > 1:
             listed = " and ".join(sorted(map(str, devices)))
             raise CaptureError(f"The function uses tensors on {listed}; a program has one device.")
+        device = devices.pop()
+        questions.about_function([captured.program], config, device, start)
         executable, record = build(
             [captured.program],
             config,
-            device=devices.pop(),
+            device=device,
             cache=cache,
             start=start,
             announce=announce,

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from abele.fit import Limit, Verdict, questions
+from abele import questions
+from abele.fit import Limit, Verdict
 from abele.fit.limits import of_device, of_machine
-from abele.fit.questions import Say, silent
+from abele.questions import Say, silent
 from abele.stage import Device, Plan, Span, divided, partition, read
 from abele.stage.memory import Chain
 from abele.stage.reading import Begin, recorded

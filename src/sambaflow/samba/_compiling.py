@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 import sambaflow
+from abele import questions
 from abele.capture import Captured, capture
 from abele.capture.sections import Output, Sectioned, capture_from_outputs, sections
 from abele.compilation.build import build
 from abele.errors import AbeleError, TargetError
-from abele.fit import questions
 from abele.step.config import StepConfig
 from abele.step.update_rules import UpdateRule
 from abele.storage import atomic

@@ -151,7 +151,7 @@ def test_the_command_prints_json_alone(script, monkeypatch, capsys):
 # A program, and what is said of it by both commands or by one.
 EXPLAINED = [
     ("print(1)", "ended without compiling a model", ""),
-    ("print(1)", "A plain PyTorch program has to be ported first: abele port", "fit"),
+    ("print(1)", "Another plain PyTorch program has to be ported first: abele port", "fit"),
     ("print(1)", "--ipus 2 -- ARG ...", "stage"),
     ("import sys; sys.exit(3)", "ended with status 3 before it compiled a model", ""),
     ("import sys; sys.exit(3)", "behind --: abele fit", "fit"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
 from abele.errors import FitError, StageError
@@ -40,6 +40,8 @@ class Question:
     Attributes:
         command: ``fit`` or ``stage``.
         wanted: options of the command, such as a limit.
+        of_function: answers for a compiled function, as ``about_function`` calls it; None if the
+            command has no answer for one.
         answer: the answer; None before.
         refused: reason why there is no answer.
         problem: error while answering, which the program may have caught.
@@ -48,6 +50,7 @@ class Question:
 
     command: str
     wanted: Any
+    of_function: Callable[..., Report] | None = None
     answer: Report | None = None
     refused: str = ""
     problem: str = ""
@@ -97,3 +100,43 @@ def taken() -> Question | None:
     if asked.answer is not None or asked.refused:
         raise Answered
     return asked
+
+
+_STAGES = (
+    "Stages begin at modules of a wrapped model. A function that abele.compile decorates is one "
+    "program on one device."
+)
+_PARTS = (
+    "Graphs of torch.compile are parts of a step, whose optimizer runs outside of them. Decorate the "
+    "whole step with abele.compile instead, and ask again."
+)
+
+
+def about_function(programs: Sequence[Any], *settings: Any) -> None:
+    """Answer the open question, if there is one, for a function of plain PyTorch.
+
+    Args:
+        programs: the captured programs of a call.
+        settings: their configuration, device and ``Start``.
+
+    Raises:
+        Answered: the question is answered or refused.
+    """
+    question = taken()
+    if question is None:
+        return
+    answer = question.of_function
+    if answer is None:
+        question.refuse(_STAGES)
+    question.answer_with(lambda: answer(programs, *settings))
+
+
+def refuse_graphs() -> None:
+    """Refuse the open question, if there is one, for a graph of ``torch.compile``.
+
+    Raises:
+        Answered: the question is refused.
+    """
+    question = taken()
+    if question is not None:
+        question.refuse(_PARTS)
