@@ -107,8 +107,8 @@ _STAGES = (
     "program on one device."
 )
 _PARTS = (
-    "Graphs of torch.compile are parts of a step, whose optimizer runs outside of them. Decorate the "
-    "whole step with abele.compile instead, and ask again."
+    "Graphs of torch.compile are parts of a step, whose optimizer runs outside of them. Decorate "
+    "the whole step with abele.compile instead, and ask again."
 )
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import shutil
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -13,14 +12,11 @@ from abele import questions
 from abele.collectives import Counts
 from abele.program import memory
 from abele.report import facts, timing
-from abele.report.journal import FILE as JOURNAL
-from abele.report.journal import Journal, window_of
+from abele.report.card import Written, write
 from abele.report.optimizer import Optimizer, optimizer_of
-from abele.report.page import page, write_page
 from abele.report.record import Option, Run
-from abele.report.recorder import Latest, Recorder, Trouble, Uncalled, parts_of
+from abele.report.recorder import Latest, Recorder, Trouble, Uncalled, latest_call
 from abele.runtime.observers import Observer
-from abele.storage.atomic import write_text
 from abele.version import __version__
 from poptorch._data.waiting import LoopAround
 from poptorch._optim.state import OptimizerInUse
@@ -122,7 +118,7 @@ class Recording:
         if uncalled is not None:
             uncalled.ended(how)
 
-    def write(self, path: Path, *, measure: bool = False) -> None:
+    def write(self, path: Path, *, measure: bool = False) -> Written:
         """Write the report so far, as an HTML page or as a folder; see ``executor.report``."""
         made = self._model.get_compiled()
         run = self._run(self._before() if self._recorder is None else self._recorder.run, made)
@@ -130,23 +126,9 @@ class Recording:
             run = timing.timed(run, made.session.executable, made.session)
         if self._recorder is not None:
             self._recorder.looked(run)
-        journal = self._latest(made) if self._recorder is None else self._recorder.read()
-        if path.suffix.lower() in (".html", ".htm"):
-            write_text(path, page(run, journal, alive=True))
-            return
-        path.mkdir(parents=True, exist_ok=True)
-        run.write(path)
-        write_page(path, run, journal, alive=True)
-        if self._recorder is not None and self._recorder.folder.resolve() != path.resolve():
-            shutil.copyfile(self._recorder.folder / JOURNAL, path / JOURNAL)
-
-    def _latest(self, made: CompiledModel) -> Journal:
-        """Return a journal of the latest call only, for a run without a recorder."""
-        call = made.session.last_call
-        if call is None:
-            return Journal()
-        at = (call.began_ns - self._began_ns) / 1e9
-        return Journal(windows=(window_of(at, [each / 1e9 for each in (0, *parts_of(call))]),))
+        if self._recorder is None:
+            return write(path, run, latest_call(made.session.last_call, self._began_ns))
+        return write(path, run, self._recorder.read(), of=self._recorder.folder)
 
     def _now_known(self, run: Run, over: bool) -> Run:
         """Return the run record updated with current communication, pipeline and loop statistics.

@@ -54,8 +54,8 @@ ORDERS = {
             "arena",
             "passes",
         ),
-        *("capture", "targets", "compilation", "runtime", "functions", "dynamo", "pipeline"),
-        *("machine_limits", "report", "fit", "stage", "differences", "port"),
+        *("capture", "targets", "compilation", "runtime", "dynamo", "pipeline"),
+        *("machine_limits", "report", "functions", "fit", "stage", "differences", "port"),
         *("doctor", "docs", "completion", "__main__"),
     ),
     "poptorch": (

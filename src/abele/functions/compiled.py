@@ -47,7 +47,6 @@ class CompiledCall:
         captured: the program with its effects.
         record: of the build.
         session: runs the program on the user's own tensors.
-        calls: how many calls it has served.
     """
 
     def __init__(
@@ -80,7 +79,6 @@ class CompiledCall:
         self._followed = Followed(captured.varying, captured.free)
         self._written_inputs = [index for index, slot in enumerate(slots) if slot.mutated]
         self.session, self.record = self._session(cache, start, announce)
-        self.calls = 0
         arguments.forget_examples()
 
     def _session(
@@ -115,9 +113,18 @@ class CompiledCall:
             by_role[Role.BUFFER],
             by_role[Role.OPTIMIZER_STATE],
             hyper,
+            loss=self._loss() if config.training else None,
             adopts=True,
         )
         return session, record
+
+    def _loss(self) -> int | None:
+        """Return the index of the first number that the call computes; None if it has none."""
+        gradients = self.captured.gradients.kept.values()
+        for index, slot in enumerate(self.captured.program.outputs):
+            if slot.role is Role.OUTPUT and not slot.shape and slot.dtype.is_floating_point:
+                return None if index in gradients else index
+        return None
 
     def accepts(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the inputs of a call that this program serves; else None."""
@@ -195,7 +202,6 @@ class CompiledCall:
     def run(self, inputs: Sequence[torch.Tensor]) -> Any:
         """Run the program; return the function's result."""
         outputs = self.session.step(inputs)
-        self.calls += 1
         captured = self.captured
         if self._written:
             torch.autograd.graph.increment_version(self._written)

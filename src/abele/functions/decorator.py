@@ -16,7 +16,8 @@ import traceback
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar, cast, overload
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import torch
 
@@ -40,6 +41,10 @@ from abele.kernels.build import cache_folder
 from abele.program.core import is_library
 from abele.storage.files import prune
 from abele.warn import show, warn_user
+
+if TYPE_CHECKING:
+    from abele.functions.shown import Recording
+    from abele.report.card import Written
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 MOST_PROGRAMS = 8
@@ -115,6 +120,7 @@ class Function:
         keep_gradients: bool = False,
         cache: str | os.PathLike[str] | bool = True,
         start: Start = Start.TIERED,
+        report: Path | None = None,
     ):
         if not isinstance(function, torch.nn.Module):
             functools.update_wrapper(self, function)
@@ -122,6 +128,8 @@ class Function:
         self.programs: list[CompiledCall] = []
         self.eager: str | None = None
         self._keep, self._cache, self._start = keep_gradients, _cache_of(cache), start
+        self._report = report
+        self._recording: Recording | None = None
         self._calls, self._failures, self._said = 0, 0, False
         self._frames = Frames(code_of(function))
         self._promoted: dict[int, frozenset[str]] = {}
@@ -137,8 +145,44 @@ class Function:
         if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
             self._give_up(CaptureError("It is a generator or coroutine, which runs in pieces."))
 
+    @property
+    def _name(self) -> str:
+        return getattr(self.function, "__qualname__", type(self.function).__name__)
+
+    def _repr_html_(self) -> str:
+        from abele.functions.shown import card_of  # charts take time to import
+
+        return card_of(self._name, self.programs, self.eager)
+
+    def report(self, path: str | os.PathLike[str], *, measure: bool = False) -> Written:
+        """Write the HTML report of this function so far: programs, memory and times.
+
+        With ``abele.compile(report=FOLDER)`` it has every call, else only the latest one.
+
+        Args:
+            path: a file whose name ends with ``.html`` gets the page; else a folder gets the page
+                and the files that ``abele report`` reads.
+            measure: time each kernel first, which takes a few seconds.
+
+        Returns:
+            The path of the page, which a notebook shows.
+
+        Raises:
+            ReportError: the function has no program.
+            OSError: a file cannot be written.
+        """
+        with self._lock:
+            return self._shown().write(Path(path), self.eager, measure=measure)
+
+    def _shown(self) -> Recording:
+        if self._recording is None:
+            from abele.functions.shown import Recording
+
+            self._recording = Recording(self._name, self.programs, self._report)
+        return self._recording
+
     def __repr__(self) -> str:
-        name = getattr(self.function, "__qualname__", type(self.function).__name__)
+        name = self._name
         targets = sorted({each.record.target for each in self.programs})
         where = f" on {', '.join(targets)}" if targets else ""
         programs = f"{len(self.programs)} programs{where}"
@@ -167,7 +211,12 @@ class Function:
 
     def _like(self, function: Callable[..., Any]) -> Function:
         made = Function(
-            function, strict=self.strict, keep_gradients=self._keep, start=self._start, cache=False
+            function,
+            strict=self.strict,
+            keep_gradients=self._keep,
+            start=self._start,
+            cache=False,
+            report=self._report,
         )
         made._cache = self._cache
         return made
@@ -241,8 +290,13 @@ class Function:
             return self._body(*args, **kwargs)
         if compiled.captured.gradients.dropped:
             self._say_dropped()
-        self.programs.insert(0, compiled)
+        self._add(compiled)
         return compiled.run(inputs)
+
+    def _add(self, compiled: CompiledCall) -> None:
+        self.programs.insert(0, compiled)
+        if self._report is not None:
+            self._shown().added(compiled)
 
     def _say_dropped(self) -> None:
         if not self._said:
@@ -399,7 +453,7 @@ class Function:
             host,
             cache=self._cache,
             start=self._start,
-            announce=self._announce,
+            announce=self._switched,
         )
 
     def _guards(
@@ -439,16 +493,21 @@ class Function:
     def _announce(self, text: str) -> None:
         show(f"abele: {getattr(self.function, '__name__', 'function')}: {text}")
 
+    def _switched(self, text: str) -> None:
+        """Announce and record that other programs run."""
+        self._announce(text)
+        if self._recording is not None:
+            self._recording.changed(text)
+
     def _give_up(self, error: Exception) -> None:
         known = isinstance(error, AbeleError)
         text = str(error) if known else f"its capture fails by {type(error).__name__}: {error}"
         if self.strict:
             raise error if known else CaptureError(text) from error
         self.eager = text
-        name = getattr(self.function, "__qualname__", type(self.function).__name__)
         others = ", but for calls that have a program" if self.programs else ""
         warn_user(
-            f"{name} runs as plain PyTorch from now on{others}: {text} "
+            f"{self._name} runs as plain PyTorch from now on{others}: {text} "
             "Pass strict=True to abele.compile to make this an error.",
             EagerWarning,
         )
@@ -479,6 +538,7 @@ def compile(
     keep_gradients: bool = ...,
     cache: str | os.PathLike[str] | bool = ...,
     start: Start | str = ...,
+    report: str | os.PathLike[str] | None = ...,
 ) -> Callable[[_Function], _Function]: ...
 
 
@@ -489,6 +549,7 @@ def compile(
     keep_gradients: bool = False,
     cache: str | os.PathLike[str] | bool = True,
     start: Start | str = Start.TIERED,
+    report: str | os.PathLike[str] | None = None,
 ) -> Any:
     """Compile a function of tensors, such as a whole training step, to static programs.
 
@@ -503,18 +564,30 @@ def compile(
         cache: a folder for compiled programs; True for one of at most 2 GiB in the user's cache
             folder, False for none.
         start: how first calls run; see ``abele.compilation.start``.
+        report: a folder for the report of all calls of programs, which ``abele report`` reads;
+            further functions and methods that name it get folders with a number.
 
     Raises:
         CaptureError: at a call, with ``strict``, where the function cannot be one program.
     """
     if function is None:
         return functools.partial(
-            compile, strict=strict, keep_gradients=keep_gradients, cache=cache, start=start
+            compile,
+            strict=strict,
+            keep_gradients=keep_gradients,
+            cache=cache,
+            start=start,
+            report=report,
         )
     if not callable(function):
         raise TypeError(f"abele.compile takes a function, found {function!r}.")
     if start not in list(Start):
         raise ValueError(f"start={start!r} was asked for. Pass one of {', '.join(Start)}.")
     return Function(
-        function, strict=strict, keep_gradients=keep_gradients, cache=cache, start=Start(start)
+        function,
+        strict=strict,
+        keep_gradients=keep_gradients,
+        cache=cache,
+        start=Start(start),
+        report=None if report is None else Path(report),
     )

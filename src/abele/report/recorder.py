@@ -384,6 +384,14 @@ def parts_of(call: CallRecord) -> tuple[int, int, int]:
     return first - call.began_ns, last - first, call.ended_ns - last
 
 
+def latest_call(call: CallRecord | None, began_ns: int) -> Journal:
+    """Return a journal of one call only, for a run without a recorder that began at a time."""
+    if call is None:
+        return Journal()
+    at = (call.began_ns - began_ns) / 1e9
+    return Journal(windows=(window_of(at, [each / 1e9 for each in (0, *parts_of(call))]),))
+
+
 def _warn(text: str) -> None:
     warn_user(text, ReportWarning)
 

@@ -19,6 +19,7 @@ from abele.compilation.executable import Executable
 from abele.program import Program, Role
 from abele.runtime.busy_cores import cores
 from abele.runtime.device_state import DeviceState
+from abele.runtime.losses import Losses
 from abele.runtime.micro_steps import Alone, Plan, Returned, Step, Update, sequential
 from abele.runtime.observers import CallRecord, Hooks, Observer, hooks_of
 from abele.runtime.proving import Change, FirstUse, first_use, pending_change
@@ -47,6 +48,8 @@ class Session(DeviceState):
         runner: runs the micro-steps.
         marks: of the latest call, before and after each micro-step; see ``runtime.observers``.
         loss: which output is the trained loss.
+        losses: a sample of its values.
+        calls: how many calls have ended well.
         replays: inputs and outputs are host tensors; the call replays a captured graph.
     """
 
@@ -82,6 +85,7 @@ class Session(DeviceState):
             adopts=adopts,
         )
         self.executable, self.loss = executable, loss
+        self.calls, self.losses = 0, Losses()
         self._plan = plan
         self._batch = [slot.name for slot in plan.model.inputs if slot.role is Role.INPUT]
         self.runner = self._plan.start(executable, self, Update(executable, self))
@@ -227,14 +231,19 @@ class Session(DeviceState):
         """Run a call's micro-steps, by the faster path for a single, unobserved micro-step."""
         try:
             if self._alone is not None and not observers:
-                return self._alone(batch, self.marks)
-            return self._micro_steps(batch, observers)
+                outputs = self._alone(batch, self.marks)
+            else:
+                outputs = self._micro_steps(batch, observers)
         except BaseException as error:
             if self.exchange is not None and isinstance(error, Exception):
                 self.exchange.give_up(error)
             # The next call starts with its first micro-batch; nothing may be left of this one.
             self.drop_unfinished_sums()
             raise
+        self.calls += 1
+        if self.calls == self.losses.due and self.loss is not None:
+            self.losses.keep(outputs[self.loss])
+        return outputs
 
     def prove(self, batch: Sequence[torch.Tensor]) -> None:
         """Compare compiled programs with interpreted ones now, if the first call would.

@@ -13,6 +13,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import torch
 
 from abele import cpython
+from abele.report.card import Written
 from abele.step.update_rules import UpdateRule
 from abele.storage.container import Container
 from poptorch import profiling
@@ -425,7 +426,7 @@ class PoplarExecutor(Inspection, Estimates):
     # -- report and end --------------------------------------------------------------------
 
     @locked
-    def report(self, path: str | os.PathLike[str], *, measure: bool = False) -> None:
+    def report(self, path: str | os.PathLike[str], *, measure: bool = False) -> Written:
         """Write the HTML report of this run so far: programs, memory and times.
 
         An addition of this project. ``options.enableProfiling(FOLDER)`` writes one by itself, and
@@ -437,12 +438,15 @@ class PoplarExecutor(Inspection, Estimates):
             measure: time each kernel first: the programs run for a few seconds, on copies of the
                 state and made-up inputs. Generated code is compiled once more for that.
 
+        Returns:
+            The path of the page, which a notebook shows.
+
         Raises:
             poptorch.Error: not compiled.
             OSError: a file cannot be written.
         """
         self._wrapped.get_compiled()
-        self._compiling.recording.write(Path(path), measure=measure)
+        return self._compiling.recording.write(Path(path), measure=measure)
 
     def __del__(self):
         # Weights that were trained and never read must not be lost with the wrapper, nor what the

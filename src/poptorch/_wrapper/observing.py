@@ -13,12 +13,15 @@ import torch
 from abele.collectives import Counts
 from abele.compilation.build import BuildRecord
 from abele.program import Role
+from abele.report.card import card
+from abele.report.page.overview import per_call
 from abele.runtime.observers import CallRecord
 from abele.step import batching
 from abele.step.config import StepConfig
 from poptorch._error import error
 from poptorch._forward.blocks import PlacementTable
 from poptorch._forward.structure import to_host
+from poptorch._state.module_weights import user_class
 from poptorch._wrapper.compiled import WrappedModel
 from poptorch._wrapper.pipelines import PipelineReport
 
@@ -66,6 +69,25 @@ class Inspection:
         compiled = self._wrapped.compiled
         exchange = None if compiled is None else compiled.session.exchange
         return Counts() if exchange is None else dataclasses.replace(exchange.counts)
+
+    def _repr_html_(self) -> str:
+        """Return a card for notebooks: target, what runs, steps so far, and the loss."""
+        wrapped, record = self._wrapped, self.build_record
+        kind = "training" if wrapped.training else "inference"
+        title = f"{user_class(wrapped.user_module).__name__}: {kind}"
+        if record is None or wrapped.compiled is None:
+            return card(title, [("", "not compiled yet: the first call does that")])
+        session = wrapped.compiled.session
+        lowered = session.executable
+        facts = [
+            ("target", record.target + (f" ({record.fallback})" if record.fallback else "")),
+            ("what runs", record.running.sentence()),
+            ("programs", ", ".join(f"{n}: {lowered.lowering(n).name}" for n in lowered.compiled)),
+            ("cache", record.cache),
+            ("calls so far", f"{session.calls:,}"),
+            ("one call", per_call(vars(wrapped.config))),
+        ]
+        return card(title, facts, session.losses.values())
 
     def program_text(self) -> str:
         """Return the compiled programs as Python, with shapes, dtypes and source lines.

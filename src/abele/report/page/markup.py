@@ -371,10 +371,10 @@ def _band(
     return "".join([*path, "Z"])
 
 
-def line(points: Sequence[tuple[float, float]]) -> Html:
-    """Return an SVG line through points in the chart's coordinates."""
+def line(points: Sequence[tuple[float, float]], style: str | None = None) -> Html:
+    """Return an SVG line through points in the chart's coordinates; a style for other pages."""
     path = "L".join(f"{_n(x)},{_n(y)}" for x, y in points)
-    return tag("path", d=f"M{path}", class_="line")
+    return tag("path", d=f"M{path}", class_=None if style else "line", style=style)
 
 
 def height_of(low: float, high: float) -> Callable[[float], float]:
