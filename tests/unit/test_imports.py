@@ -34,6 +34,7 @@ ORDERS = {
             "arguments",
             "containers",
             "libraries",
+            "tracebacks",
             "compilers",
             "processor",
             "systems",

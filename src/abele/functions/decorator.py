@@ -40,6 +40,7 @@ from abele.functions.varying import Place, Slots
 from abele.kernels.build import cache_folder
 from abele.program.core import is_library
 from abele.storage.files import prune
+from abele.tracebacks import show_user_frames
 from abele.warn import show, warn_user
 
 if TYPE_CHECKING:
@@ -502,8 +503,11 @@ class Function:
     def _give_up(self, error: Exception) -> None:
         known = isinstance(error, AbeleError)
         text = str(error) if known else f"its capture fails by {type(error).__name__}: {error}"
+        if self.strict and known:
+            show_user_frames(error)
+            raise error
         if self.strict:
-            raise error if known else CaptureError(text) from error
+            raise CaptureError(text) from error
         self.eager = text
         others = ", but for calls that have a program" if self.programs else ""
         warn_user(

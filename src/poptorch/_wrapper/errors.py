@@ -3,11 +3,10 @@
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 
-from abele import libraries
+from abele import tracebacks
 from abele.errors import (
     AbeleError,
     BatchError,
@@ -106,59 +105,12 @@ def shortened(text: str, folder: str) -> str:
 
 
 def show_user_frames(raised: BaseException) -> bool:
-    """Remove torch's and this project's frames from the traceback of an error in forward.
-
-    Frames of other code and the innermost frame remain. Tracing puts thirty frames between a call
-    and forward. Errors of the engine say what happened and need none of them; an error without a
-    frame of the user's is a defect, and keeps all. At log level DEBUG nothing changes. The errors
-    that led to it are changed alike, all in place.
+    """Remove frames of libraries from an error's traceback; at log level DEBUG nothing changes.
 
     Returns:
         Whether frames were removed.
     """
-    if logger.isEnabledFor(10):
-        return False
-    gone = False
-    for problem in _chain(raised):
-        frames = _frames(problem)
-        kept = [entry for entry in frames if _is_users(entry.tb_frame)]
-        if not kept and not isinstance(problem, AbeleError):
-            continue
-        if kept and kept[-1] is not frames[-1]:
-            kept.append(frames[-1])
-        gone |= len(kept) < len(frames)
-        problem.__traceback__ = _joined(kept)
-    return gone
-
-
-def _chain(problem: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while problem is not None and id(problem) not in seen:
-        seen.add(id(problem))
-        yield problem
-        problem = problem.__cause__ or problem.__context__
-
-
-def _frames(problem: BaseException) -> list[TracebackType]:
-    frames, trace = [], problem.__traceback__
-    while trace is not None:
-        frames.append(trace)
-        trace = trace.tb_next
-    return frames
-
-
-def _is_users(frame: FrameType) -> bool:
-    # Functions that torch generates have no module of their own.
-    module = frame.f_globals.get("__name__") or "torch"
-    of_python = module.partition(".")[0] in sys.stdlib_module_names
-    return not of_python and not libraries.has_module(module)
-
-
-def _joined(entries: list[TracebackType]) -> TracebackType | None:
-    joined = None
-    for entry in reversed(entries):
-        joined = TracebackType(joined, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-    return joined
+    return not logger.isEnabledFor(10) and tracebacks.show_user_frames(raised, (AbeleError, Error))
 
 
 # -- uncaught exceptions -----------------------------------------------------------------------
@@ -181,12 +133,12 @@ def _traceback_text(value: BaseException) -> str:
     """Format a traceback without this package's last frames, unless the log level is DEBUG."""
     if logger.isEnabledFor(10):
         return "".join(traceback.format_exception(value)).rstrip()
-    frames = _frames(value)
+    frames = tracebacks.frames_of(value)
     kept = len(frames)
-    while kept and not _is_users(frames[kept - 1].tb_frame):
+    while kept and not tracebacks.is_users(frames[kept - 1].tb_frame):
         kept -= 1
     hidden = isinstance(value, _DELIBERATE) and 0 < kept < len(frames)
-    trace = _joined(frames[:kept]) if hidden else value.__traceback__
+    trace = tracebacks.joined(frames[:kept]) if hidden else value.__traceback__
     shown = traceback.TracebackException(type(value), value, trace)
     if shown.__cause__ is not None and _adds_nothing(value.__cause__, str(value)):
         shown.__cause__ = None
@@ -199,7 +151,7 @@ def _adds_nothing(cause: BaseException | None, text: str) -> bool:
     return (
         isinstance(cause, AbeleError)
         and str(cause) in text
-        and not any(_is_users(entry.tb_frame) for entry in _frames(cause))
+        and not any(tracebacks.is_users(entry.tb_frame) for entry in tracebacks.frames_of(cause))
     )
 
 

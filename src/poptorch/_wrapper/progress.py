@@ -1,5 +1,6 @@
 """The progress bar of compilation; in a file or a pipe, one line per stage."""
 
+import importlib.util
 import sys
 import threading
 import time
@@ -26,14 +27,18 @@ class CompilationProgress(Observer):
     """The progress bar of a compilation, as a context manager that observes its stages.
 
     Args:
-        show: nothing is printed otherwise; a bar on a terminal, else a line for each stage.
+        show: nothing is printed otherwise; a bar on a terminal or in a notebook that has
+            ``ipywidgets``, else a line for each stage.
         also: further observers of the stages.
     """
 
     def __init__(self, show: bool, also: Sequence[Observer] = ()):
         self._also = also
-        drawn = show and _is_terminal(sys.stderr)
-        self._bar = tqdm(total=_STEPS, desc=_TITLE, bar_format=_FORMAT, disable=not drawn)
+        in_notebook = show and _draws_widgets()
+        drawn = in_notebook or (show and _is_terminal(sys.stderr))
+        self._bar = (_of_notebooks() if in_notebook else tqdm)(
+            total=_STEPS, desc=_TITLE, bar_format=_FORMAT, disable=not drawn
+        )
         self._lines = show and not drawn
         self._began = time.monotonic()
         self._lock = threading.Lock()
@@ -89,6 +94,20 @@ class CompilationProgress(Observer):
             self._show(1.0)
             self._write(1.0, "done")
         self._bar.close()
+
+
+def _of_notebooks() -> type[tqdm]:
+    from tqdm import notebook  # loads ipywidgets
+
+    return notebook.tqdm
+
+
+def _draws_widgets() -> bool:
+    """Return whether this process runs a notebook's cells, and widgets can be drawn there."""
+    python = sys.modules.get("IPython")
+    shell = None if python is None else python.get_ipython()
+    has_kernel = shell is not None and "IPKernelApp" in shell.config
+    return has_kernel and importlib.util.find_spec("ipywidgets") is not None
 
 
 def _is_terminal(file: Any) -> bool:
