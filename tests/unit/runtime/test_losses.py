@@ -1,0 +1,35 @@
+"""The sample of losses: few, evenly spread, and copies."""
+
+import torch
+
+from abele.runtime.losses import Losses
+
+
+def sample(calls):
+    losses = Losses()
+    kept = 0
+    for call in range(1, calls + 1):
+        if call == losses.due:
+            losses.keep(torch.tensor([call - 1.0, call + 1.0]))
+            kept += 1
+    return losses.values(), kept
+
+
+def test_all_are_kept_until_there_are_many_and_then_few_of_all_calls():
+    few, _ = sample(200)
+    assert few == [(call, float(call)) for call in range(1, 201)]
+    many, kept = sample(20_000)
+    assert 128 <= len(many) < 256
+    assert kept < 1300  # what the other calls cost is one comparison
+    assert all(call == value for call, value in many)
+    steps = {after - before for (before, _), (after, _) in zip(many, many[1:], strict=False)}
+    assert len(steps) == 1
+    assert many[0][0] == 1
+    assert many[-1][0] > 19_800
+
+
+def test_a_loss_that_is_changed_in_place_later_is_kept_as_it_was():
+    losses, loss = Losses(), torch.tensor(2.0)
+    losses.keep(loss)
+    loss += 1
+    assert losses.values() == [(1, 2.0)]
