@@ -1,5 +1,7 @@
 """The sample of losses: few, evenly spread, and copies."""
 
+import itertools
+
 import torch
 
 from abele.runtime.losses import Losses
@@ -22,7 +24,7 @@ def test_all_are_kept_until_there_are_many_and_then_few_of_all_calls():
     assert 128 <= len(many) < 256
     assert kept < 1300  # what the other calls cost is one comparison
     assert all(call == value for call, value in many)
-    steps = {after - before for (before, _), (after, _) in zip(many, many[1:], strict=False)}
+    steps = {after - before for (before, _), (after, _) in itertools.pairwise(many)}
     assert len(steps) == 1
     assert many[0][0] == 1
     assert many[-1][0] > 19_800
