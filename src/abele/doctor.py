@@ -70,7 +70,16 @@ def findings() -> list[Finding]:
     """Look at this installation; warnings on the way become advice."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        looks = (_versions, _machine, _compiling, _targets, _folders, _packages, _variables)
+        looks = (
+            _versions,
+            _machine,
+            _compiling,
+            _targets,
+            _folders,
+            _packages,
+            _vision,
+            _variables,
+        )
         found = [each for look in looks for each in look()]
     said = dict.fromkeys(str(each.message) for each in caught)
     return [*found, *(Finding("warnings", "warning", each, each) for each in said)]
@@ -163,6 +172,18 @@ def _packages() -> Iterator[Finding]:
         installed = (f"{name} {_version(name)}" for name in names if name not in lacking)
         listed = ", ".join((*installed, *(f"{name} missing" for name in lacking)))
         yield Finding("packages", f"abele[{extra}]", listed)
+
+
+def _vision() -> Iterator[Finding]:
+    """Find a torchvision that does not import beside a torch for processors alone."""
+    vision, (release, _, build) = _version("torchvision"), torch.__version__.partition("+")
+    if vision is not None and build == "cpu" and not vision.endswith("+cpu"):
+        advice = (
+            f"This build of torchvision needs CUDA and does not import beside torch {release}+cpu: "
+            f"python -m pip install --force-reinstall torch=={release} torchvision --index-url "
+            "https://download.pytorch.org/whl/cpu"
+        )
+        yield Finding("packages", "torchvision", vision, advice)
 
 
 def _version(package: str) -> str | None:

@@ -40,6 +40,7 @@ def test_quickstart(tmp_path):
         "half_precision",
         "loaded_models",
         "loading",
+        "notebooks",
         "observing",
         "pipelines",
         "report",

@@ -67,6 +67,28 @@ def test_a_home_that_cannot_be_written_is_advice(environment, capsys, tmp_path):
     assert f"{tmp_path}/file/abele cannot be written: set XDG_CACHE_HOME" in said
 
 
+@pytest.mark.parametrize(
+    ("torch", "vision", "wrong"),
+    [
+        ("2.13.0+cpu", "0.28.0", True),
+        ("2.13.0+cpu", "0.28.0+cpu", False),
+        ("2.13.0+cu130", "0.28.0", False),
+        ("2.13.0", "0.28.0", False),
+        ("2.13.0+cpu", None, False),
+    ],
+)
+def test_a_torchvision_that_does_not_import_has_a_command(monkeypatch, torch, vision, wrong):
+    monkeypatch.setattr(doctor.torch, "__version__", torch)
+    monkeypatch.setattr(doctor, "_version", lambda package: vision)
+    advice = [each.advice for each in doctor._vision()]
+    assert len(advice) == wrong
+    page = (ROOT / "docs" / "loading.md").read_text()
+    for each in advice:  # the command of the page, whose rest is said around it
+        command = each.partition(": ")[2]
+        assert f"\n{command}\n" in page
+        assert "--force-reinstall torch==2.13.0 torchvision" in command
+
+
 def test_misspelt_variables_are_said_once(environment):
     environment.setenv("ABELE_LOWERINGS", "emitted")
     environment.setenv("ABELE_SHARED_DATA", "data")

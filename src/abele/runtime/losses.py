@@ -12,24 +12,23 @@ class Losses:
 
     Every call's loss is kept at first. When there is no more room, every second one is dropped, and
     later calls keep losses half as often, so that long runs pay nothing for most of their calls.
-
-    Attributes:
-        due: number of the next call whose loss is kept, from 1.
     """
 
     def __init__(self):
-        self.due = 1
         self._every = 1
         self._kept: list[tuple[int, torch.Tensor]] = []
 
-    def keep(self, loss: torch.Tensor) -> None:
-        """Keep the loss of the call that is due. A GPU computes the mean later; nothing waits."""
+    def keep(self, call: int, loss: torch.Tensor) -> int:
+        """Keep the loss of a call; return the number of the next call whose loss is kept.
+
+        A GPU computes the mean later, and nothing waits for it.
+        """
         # A copy: programs add up losses in place.
-        self._kept.append((self.due, loss.detach().float().mean()))
+        self._kept.append((call, loss.detach().float().mean()))
         if len(self._kept) == _MOST:
             del self._kept[1::2]
             self._every *= 2
-        self.due = self._kept[-1][0] + self._every
+        return self._kept[-1][0] + self._every
 
     def values(self) -> list[tuple[int, float]]:
         """Return pairs of a call's number and its loss; waits for a GPU."""

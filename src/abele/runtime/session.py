@@ -85,7 +85,7 @@ class Session(DeviceState):
             adopts=adopts,
         )
         self.executable, self.loss = executable, loss
-        self.calls, self.losses = 0, Losses()
+        self.calls, self.losses, self._due = 0, Losses(), 1
         self._plan = plan
         self._batch = [slot.name for slot in plan.model.inputs if slot.role is Role.INPUT]
         self.runner = self._plan.start(executable, self, Update(executable, self))
@@ -240,9 +240,10 @@ class Session(DeviceState):
             # The next call starts with its first micro-batch; nothing may be left of this one.
             self.drop_unfinished_sums()
             raise
-        self.calls += 1
-        if self.calls == self.losses.due and self.loss is not None:
-            self.losses.keep(outputs[self.loss])
+        # Plain integers: at every call, which may take some microseconds alone.
+        self.calls = calls = self.calls + 1
+        if calls == self._due and self.loss is not None:
+            self._due = self.losses.keep(calls, outputs[self.loss])
         return outputs
 
     def prove(self, batch: Sequence[torch.Tensor]) -> None:

@@ -9,10 +9,10 @@ from abele.runtime.losses import Losses
 
 def sample(calls):
     losses = Losses()
-    kept = 0
+    kept, due = 0, 1
     for call in range(1, calls + 1):
-        if call == losses.due:
-            losses.keep(torch.tensor([call - 1.0, call + 1.0]))
+        if call == due:
+            due = losses.keep(call, torch.tensor([call - 1.0, call + 1.0]))
             kept += 1
     return losses.values(), kept
 
@@ -32,6 +32,6 @@ def test_all_are_kept_until_there_are_many_and_then_few_of_all_calls():
 
 def test_a_loss_that_is_changed_in_place_later_is_kept_as_it_was():
     losses, loss = Losses(), torch.tensor(2.0)
-    losses.keep(loss)
+    losses.keep(1, loss)
     loss += 1
     assert losses.values() == [(1, 2.0)]
