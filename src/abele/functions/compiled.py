@@ -126,6 +126,11 @@ class CompiledCall:
                 return None if index in gradients else index
         return None
 
+    @property
+    def calls(self) -> int:
+        """How many calls the program has served."""
+        return self.session.calls
+
     def accepts(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the inputs of a call that this program serves; else None."""
         inputs = self._arguments.accepts(args, kwargs)

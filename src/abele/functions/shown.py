@@ -32,10 +32,8 @@ def card_of(name: str, programs: Sequence[CompiledCall], eager: str | None) -> s
     otherwise = "" if eager is None else f"plain PyTorch, because {eager}"
     if not programs:
         return card(name, [("what runs", otherwise or "plain PyTorch until the second call")])
-    most = max(programs, key=lambda each: each.session.calls)
-    sentences = [
-        f"{each.record.running.sentence()}: {each.session.calls:,} calls" for each in programs
-    ]
+    most = max(programs, key=lambda each: each.calls)
+    sentences = [f"{each.record.running.sentence()}: {each.calls:,} calls" for each in programs]
     several = enumerate(sentences, 1) if len(programs) > 1 else ()
     rows = [
         ("target", ", ".join(sorted({each.record.target for each in programs}))),
@@ -43,7 +41,7 @@ def card_of(name: str, programs: Sequence[CompiledCall], eager: str | None) -> s
         *((f"program {number}", said) for number, said in several),
         ("other calls", otherwise),
         ("programs", str(len(programs))),
-        ("calls of programs", f"{sum(each.session.calls for each in programs):,}"),
+        ("calls of programs", f"{sum(each.calls for each in programs):,}"),
     ]
     return card(name, rows, most.session.losses.values())
 

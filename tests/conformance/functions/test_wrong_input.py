@@ -39,9 +39,9 @@ def test_errors_are_those_of_plain_pytorch_and_programs_stay(step, change, error
         for _ in range(6):
             with pytest.raises(error, match=match):
                 step(change(x), y)
-    before = step.programs[0].session.calls
+    before = step.programs[0].calls
     assert torch.isfinite(step(x, y))
-    assert (step.programs[0].session.calls, step.eager) == (before + 1, None)
+    assert (step.programs[0].calls, step.eager) == (before + 1, None)
 
 
 def test_a_call_that_is_no_program_leaves_those_of_others(monkeypatch):
@@ -52,10 +52,10 @@ def test_a_call_that_is_no_program_leaves_those_of_others(monkeypatch):
         outputs = [model(x) for _ in range(3)]
     with pytest.warns(abele.EagerWarning, match="but for calls that have a program: .* requires"):
         model(x).sum().backward()
-    before = model.programs[0].session.calls
+    before = model.programs[0].calls
     with torch.no_grad():
         assert torch.equal(model(x), outputs[0])
-    assert model.programs[0].session.calls == before + 1
+    assert model.programs[0].calls == before + 1
 
 
 def test_a_start_that_does_not_exist():
