@@ -128,7 +128,7 @@ class CompiledCall:
 
     @property
     def calls(self) -> int:
-        """How many calls the program has served."""
+        """The number of calls that the program has served."""
         return self.session.calls
 
     def accepts(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
