@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
@@ -59,6 +59,7 @@ class Recording:
         self._name, self._programs, self._folder = name, programs, folder
         self._began_ns = time.perf_counter_ns()
         self._recorder: Recorder | None = None
+        self._recorded: list[CompiledCall] = []
         self._trouble = Trouble()
 
     def added(self, program: CompiledCall) -> None:
@@ -67,6 +68,7 @@ class Recording:
         if folder is None:
             return
         with self._trouble:
+            self._recorded.append(program)  # in this order, while the list has the latest first
             run = self._run()
             if self._recorder is None:
                 self._recorder = Recorder(_free(folder), run, self._now, trouble=self._trouble)
@@ -91,34 +93,34 @@ class Recording:
         if not self._programs:
             why = f"It runs as plain PyTorch: {eager}" if eager else "Its second call makes one."
             raise ReportError(f"{self._name} has no program to report. {why}")
-        run, session = self._run(), self._programs[0].session
-        if measure:
-            run = timing.timed(run, session.executable, session)
+        run = self._run(measure=measure)
         if self._recorder is None:
-            return write(path, run, latest_call(session.last_call, self._began_ns))
+            call = self._programs[0].session.last_call
+            return write(path, run, latest_call(call, self._began_ns))
         self._recorder.looked(run)
         return write(path, run, self._recorder.read(), of=self._recorder.folder)
 
-    def _run(self) -> Run:
-        latest = self._programs[0]
-        return Run(
+    def _run(self, *, measure: bool = False) -> Run:
+        """Return the record of all programs; those after the first have numbers."""
+        run = Run(
             abele=__version__,
             name=self._name,
             training=any(each.session.config.training for each in self._programs),
             process=facts.process(self._began_ns),
             machine=facts.machine(),
             configuration={},
-            build=facts.build(latest.record),
+            build=facts.build(self._programs[0].record),
             state=state_bytes([each.captured.program for each in self._programs]),
-            programs=tuple(self._recorded()),
         )
-
-    def _recorded(self) -> Iterator[record.Program]:
-        """Yield the records of all programs; those after the latest have numbers."""
-        for number, each in enumerate(self._programs, 1):
-            for program in facts.programs(each.session.executable, each.record):
-                name = program.name if number == 1 else f"{program.name} {number}"
-                yield dataclasses.replace(program, name=name)
+        named: list[record.Program] = []
+        for number, each in enumerate(self._recorded or self._programs, 1):
+            executable = each.session.executable
+            run = dataclasses.replace(run, programs=facts.programs(executable, each.record))
+            if measure:
+                run = timing.timed(run, executable, each.session)
+            end = "" if number == 1 else f" {number}"
+            named += [dataclasses.replace(p, name=f"{p.name}{end}") for p in run.programs]
+        return dataclasses.replace(run, programs=tuple(named))
 
 
 _folders: set[Path] = set()  # of recordings in this process

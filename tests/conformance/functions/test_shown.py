@@ -91,6 +91,7 @@ def test_a_recording_has_all_calls_of_all_programs(tmp_path, capsys):
         assert run.name.endswith("train_step")
         assert run.training
         assert [each.name for each in run.programs] == ["step", "step 2"]
+        assert [each.given["input"] for each in run.programs] == [4 * 8 * 4, 2 * 8 * 4]
         assert journal.calls == 5  # the first one of all was plain PyTorch
         assert journal.windows[-1].loss == pytest.approx(float(loss))
     assert read_journal(tmp_path / "run_2").calls == 1
