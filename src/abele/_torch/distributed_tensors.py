@@ -68,3 +68,9 @@ class _Asked(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return args[0]
+
+
+def is_sharded(module: torch.nn.Module) -> bool:
+    """Return whether a parameter or buffer of a module itself is a ``DTensor``."""
+    tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+    return any(isinstance(each, _DTensor) for each in tensors)

@@ -34,13 +34,14 @@ from abele.functions.arguments import Arguments
 from abele.functions.frames import PLAIN
 from abele.functions.host import Host
 from abele.functions.optimizers import Numbers, TracedSteps
+from abele.functions.parallel import Replicas
 from abele.functions.randomness import without_output, without_random_numbers
 from abele.functions.state import Changed, Reached, Stored
 from abele.functions.varying import Slots, Unread, Varying
+from abele.ops.host_call import HostCalls
 from abele.ops.recurrent import StepsNeeded
 from abele.ops.value_check import checked
 from abele.program import Program, Role
-from abele.program.core import operators_called
 from abele.trace import scopes, tracer
 from abele.trace.adopted import Adopted, Reading, SharedMemoryError
 from abele.trace.module_state import named_modules
@@ -62,8 +63,6 @@ _OF_DISTRIBUTIONS = (
     "Call the function without abele.compile to see it."
 )
 _KINDS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-# Wrappers of modules that work in backward, below what a trace sees.
-_PARALLEL = frozenset({"DistributedDataParallel", "FullyShardedDataParallel", "DataParallel"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +122,7 @@ class CapturedCall:
         read: values of state that Python has read.
         varying: numbers of Python that are slots, by the names of these.
         free: these and other values of Python, on whose types alone the program depends.
+        calls: what the program calls to exchange tensors with other processes.
     """
 
     program: Program
@@ -137,6 +137,7 @@ class CapturedCall:
     read: Sequence[Reading]
     varying: Mapping[str, Varying]
     free: Sequence[Unread]
+    calls: HostCalls
 
 
 def capture(
@@ -216,6 +217,7 @@ class _Capture:
         self._whole_layers, self._keep = whole_layers, keep_gradients
         self._reached = reached
         self._names = _Names(reached)
+        self._replicas = Replicas(reached)
         self.steps, self._stored = steps, list[Stored]()
         self.adopted = Adopted(self._describe, whole, code_of(self._function))
         self._grads = _GradJournal()
@@ -259,13 +261,11 @@ class _Capture:
             )
         finally:
             journal = self._grads.restored()
-        self.steps.refuse_scheduled()
         self._check(journal, program)
         effects, numbers = self._effects(journal, leaves), self._numbers
         written = {(slot.role, slot.name) for slot in program.inputs if slot.mutated}
         trains = any(role in (Role.PARAMETER, Role.OPTIMIZER_STATE) for role, _ in written)
         self._arguments.check_memory(self.adopted.tensors, written)
-        self._check_stored()
         slots = {
             (item.role, item.name): (tensor, item.value)
             for item, tensor in zip(self.adopted.named, self.adopted.tensors, strict=True)
@@ -287,27 +287,22 @@ class _Capture:
             read=self.adopted.read,
             varying=numbers.used([item.name for item in self.adopted.named]),
             free=[*numbers.stand_ins.values()],
+            calls=self._replicas.calls,
         )
 
     def _check(self, journal: Sequence[_Grad], program: Program) -> None:
         """Refuse what a program cannot repeat."""
+        self.steps.refuse_scheduled()
         if any(each.freezes for each in journal):
             raise CaptureError(
                 "The function leaves requires_grad of a tensor changed. Do that outside."
-            )
-        if any("c10d" in each.namespace for each in operators_called(program.graph)):
-            raise CaptureError(
-                "The function exchanges tensors with other processes, which a program does not. "
-                "Compile the network by torch.compile(network, backend='abele')."
             )
         if self._repeated and program.uses_random:
             raise CaptureError(
                 "The function draws random numbers inside torch.utils.checkpoint, which have to be "
                 "drawn twice alike. Leave out the checkpoint or the dropout in it."
             )
-
-    def _check_stored(self) -> None:
-        """Refuse stored tensors that the next call would read."""
+        # Stored tensors would be read by the next call.
         used = {id(tensor) for tensor in self.adopted.tensors}
         early = self._host is not None and self._host.has_early_events()
         for each in self._stored:
@@ -425,6 +420,7 @@ class _Capture:
             without_output(),
             self._observed(),
             self.steps.replaced(),
+            self._replicas.replaced(),
             explained(subject="The function"),
             scopes.recording(modules),
             portable_functions(training=torch.is_grad_enabled(), whole_layers=self._whole_layers),
@@ -453,12 +449,6 @@ class _Capture:
                 if getattr(each, "sparse", False) is True:
                     raise CaptureError(
                         f"{name} is an embedding with sparse=True; a program's gradients are dense."
-                    )
-                if type(each).__name__ in _PARALLEL:
-                    raise CaptureError(
-                        f"The function calls a {type(each).__name__}, which exchanges gradients "
-                        "between processes outside of a program. Inside of it, compile the network "
-                        "by torch.compile(network, backend='abele')."
                     )
 
     @contextlib.contextmanager

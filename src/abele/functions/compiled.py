@@ -206,8 +206,9 @@ class CompiledCall:
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Any:
         """Run the program; return the function's result."""
-        outputs = self.session.step(inputs)
         captured = self.captured
+        with captured.calls.in_use():
+            outputs = self.session.step(inputs)
         if self._written:
             torch.autograd.graph.increment_version(self._written)
         gradients = captured.gradients

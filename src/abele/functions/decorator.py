@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import torch
 
+from abele._torch.replicas import CHANGING
 from abele.compilation.cache import ExecutableCache
 from abele.compilation.executable_file import SUFFIX
 from abele.compilation.start import Start
@@ -478,7 +479,7 @@ class Function:
             [module for _, module in reached.modules.values()],
             list(captured.tensors.values()),
             [optimizer for _, optimizer in reached.optimizers.values()],
-            frozenset[str]() if host is None else host.effects,
+            CHANGING if host is None else CHANGING | host.effects,
             frozenset((id(each.holder), each.key) for each in kept),
             reached.caches,
             [each for each in numbers.stand_ins if isinstance(each, Place)],

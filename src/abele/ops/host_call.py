@@ -1,8 +1,9 @@
-"""Host calls: an operator that calls a Python function on the host in each program run.
+"""Host calls: operators that call a Python function on the host in each program run.
 
 A program names its calls, and a ``HostCalls`` maps the names to functions when it runs. So an
 executable contains no Python and may be cached, and two executables may use the same name.
-Importing this module registers the operator.
+``exchange`` replaces tensors by those of several processes, and copies nothing to the host.
+Importing this module registers the operators.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Generator, Sequence
 import torch
 
 from abele.errors import HostCallError
-from abele.ops._register import shapes_of
+from abele.ops._register import implements, shapes_of
 from abele.ops.silence import is_silenced, made_up
 from abele.program import declare_effect
 
@@ -134,3 +135,21 @@ def host_call(inputs: list[torch.Tensor], name: str, results: str) -> list[torch
         results: types and shapes of what it returns, as ``described`` writes them.
     """
     return operator([value.detach() for value in inputs], None, name, results)
+
+
+@implements("abele::exchange", "(Tensor[] values, Tensor? after, str name) -> Tensor[]")
+def _exchange(
+    values: list[torch.Tensor], after: torch.Tensor | None, name: str
+) -> list[torch.Tensor]:
+    if is_silenced():
+        return [value.clone() for value in values]
+    calls = _in_use.get(None) or HostCalls()
+    return list(calls.call(name, values))
+
+
+@shapes_of("abele::exchange")
+def _like(values: list[torch.Tensor], after: torch.Tensor | None, name: str) -> list[torch.Tensor]:
+    return [torch.empty_like(value) for value in values]
+
+
+exchange = declare_effect(torch.ops.abele.exchange.default)

@@ -356,25 +356,6 @@ def test_one_tensor_is_returned_twice(wrap):
     return call, lambda: model
 
 
-class DistributedDataParallel(nn.Sequential):
-    """Stands for torch's class of that name, which needs a process group."""
-
-
-def test_a_model_that_exchanges_gradients_is_not_compiled(monkeypatch):
-    monkeypatch.setenv("ABELE_TARGET", "reference")
-    task = Task(model=DistributedDataParallel(nn.Linear(5, 3)))
-
-    @abele.compile(strict=True, cache=False)
-    def step(x, y):
-        return task.update(task.loss(x, y))
-
-    step(*batch(0))
-    before = [param.detach().clone() for param in task.model.parameters()]
-    with pytest.raises(abele.AbeleError, match="DistributedDataParallel, which exchanges"):
-        step(*batch(1))
-    assert all(map(torch.equal, before, task.model.parameters()))
-
-
 def test_a_target_that_was_asked_for_and_is_absent_is_an_error(monkeypatch):
     @abele.compile(cache=False)
     def double(x):

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import torch
 
+from abele.ops.host_call import exchange
 from abele.passes.of_lowerings.half import arithmetic
 from abele.program import Program, has_effect, is_getitem, is_view, subgraphs
 from abele.targets.cpu.emitted import build
@@ -29,8 +30,7 @@ def why(program: Program) -> str | None:
 
 def why_not(program: Program) -> str | None:
     """Return why no C++ code is generated for a program, or ``None`` if it is."""
-    impossible = why_impossible(program)
-    if impossible is not None:
+    if (impossible := why_impossible(program)) is not None:
         return impossible
     if not any(_is_worth_code(node) for node in program.graph.graph.nodes):
         return "torch would compute all of it"
@@ -41,7 +41,7 @@ def why_impossible(program: Program) -> str | None:
     """Return why C++ code cannot be generated for a program, or ``None`` if it can."""
     if any(True for _ in subgraphs(program.graph)):
         return "it has loops or branches"
-    if any(has_effect(node) for node in program.graph.graph.nodes):
+    if any(has_effect(n) and n.target is not exchange for n in program.graph.graph.nodes):
         return "it prints or calls the host"
     return build.unavailable()
 
