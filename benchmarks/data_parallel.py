@@ -3,6 +3,8 @@
     python benchmarks/data_parallel.py         the introduction model, also with eight micro-batches
                                                for each update, and ResNet-18
     python benchmarks/data_parallel.py --only resnet18 --record
+    python benchmarks/data_parallel.py --only resnet18 --decorated
+                                               DistributedDataParallel in a step of abele.compile
 
 Every process has a whole batch, so that two see twice the data; efficiency is the rate of updates
 of two over that of one alone. Windows of four kinds take turns, to tell apart what costs how much:
@@ -24,7 +26,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import harness
 import torch
@@ -33,7 +35,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "examples")]
 
 import networks  # noqa: E402 - after the path above, so that a checkout needs no installation
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
+import abele  # noqa: E402
 import poptorch  # noqa: E402
 from abele import collectives  # noqa: E402
 from garment_model import ClassificationModel  # noqa: E402
@@ -72,18 +76,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
     harness.add_arguments(parser)
     parser.add_argument("--only", choices=MODELS, help="one network instead of all")
+    parser.add_argument(
+        "--decorated", action="store_true", help="abele.compile instead of poptorch"
+    )
+    parser.add_argument("--window-s", type=float, help="instead of each network's own")
     parser.add_argument("--process", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.process is not None:
-        measured = measure(options.only, options.windows, options.process)
+        trainer = _decorated if options.decorated else _trainer
+        case = MODELS[options.only]
+        case = case._replace(window_s=options.window_s or case.window_s)
+        measured = measure(case, options.windows, options.process, trainer)
         print(json.dumps(measured))
         return 0
     for name in [options.only] if options.only else MODELS:
         result = {"environment": harness.environment(), **started(name, options)}
         _print(name, result)
         if options.record:
-            path = harness.write_record(f"data_parallel-{name}", result)
+            way = "decorated-" if options.decorated else ""
+            path = harness.write_record(f"data_parallel-{way}{name}", result)
             print(f"record: {path.relative_to(ROOT)}")
     return 0
 
@@ -97,6 +109,8 @@ def started(name: str, options: argparse.Namespace) -> dict[str, Any]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, __file__, "--only", name, "--windows", str(options.windows)]
+    command += ["--decorated"] if options.decorated else []
+    command += ["--window-s", str(options.window_s)] if options.window_s else []
     running = []
     for rank in range(PROCESSES):
         variables = {
@@ -121,14 +135,27 @@ def started(name: str, options: argparse.Namespace) -> dict[str, Any]:
     return _joined([json.loads(text.splitlines()[-1]) for text in texts])
 
 
-def measure(name: str, windows: int, rank: int) -> dict[str, Any]:
+class Step(Protocol):
+    """A training step that counts its process's collectives."""
+
+    @property
+    def exchanges(self) -> collectives.Counts:
+        """Return the counts of this process."""
+        ...
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        """Train on one batch."""
+
+
+def measure(
+    case: Case, windows: int, rank: int, trainer: Callable[[Case, Any, int, int], Step]
+) -> dict[str, Any]:
     """Return one process's part: rates by kind of window, and what one update exchanged."""
-    case = MODELS[name]
     torch.manual_seed(rank)
     inputs = case.batch()
     # Before compiling, which may keep one process longer than the others wait for it.
     collective = collectives.connect(rank, PROCESSES)
-    separate, shared = _trainer(case, inputs, rank, 1), _trainer(case, inputs, rank, PROCESSES)
+    separate, shared = trainer(case, inputs, rank, 1), trainer(case, inputs, rank, PROCESSES)
     number = torch.zeros(1)
 
     def in_step(*inputs: torch.Tensor) -> None:
@@ -143,7 +170,7 @@ def measure(name: str, windows: int, rank: int) -> dict[str, Any]:
     separate(*inputs)
     count = str(max(3, round(case.window_s / (time.perf_counter() - began))))
     count = int(collective.gather("steps per window", count)[0])
-    before = shared.exchanges
+    before = dataclasses.replace(shared.exchanges)
     rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for _ in range(windows):
         for kind, step in steps.items():
@@ -172,6 +199,39 @@ def _trainer(case: Case, inputs: Any, rank: int, processes: int) -> poptorch.Pop
     wrapped = poptorch.trainingModel(model, options, optimizer)
     wrapped.compile(*inputs)
     return wrapped
+
+
+class _Decorated:
+    """A step of ``abele.compile``; torch's reducer counts no seconds."""
+
+    def __init__(self, model: torch.nn.Module, processes: int):
+        self.exchanges = collectives.Counts()
+        self._bytes = sum(param.nbytes for param in model.parameters())
+        wrapped = DistributedDataParallel(model) if processes > 1 else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+
+        @abele.compile(strict=True, start="wait")
+        def step(*inputs: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            outputs = wrapped(*inputs)
+            loss = outputs if isinstance(outputs, torch.Tensor) else outputs[-1]
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        self._step = step
+
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """Train on one batch."""
+        self.exchanges.calls += 1
+        self.exchanges.bytes += self._bytes
+        return self._step(*inputs)
+
+
+def _decorated(case: Case, inputs: Any, rank: int, processes: int) -> _Decorated:
+    del inputs, rank
+    torch.manual_seed(0)
+    return _Decorated(case.make().train(), processes)
 
 
 def _joined(processes: list[dict[str, Any]]) -> dict[str, Any]:
