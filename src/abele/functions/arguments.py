@@ -63,7 +63,10 @@ class Arguments:
         self._plain = not kwargs and len(self._tensors) == len(leaves) == len(args)
         self._examples = tensors
         values = self.inputs(tensors)
-        self.named = [Named(f"input{i}", Role.INPUT, value) for i, value in enumerate(values)]
+        self.named = [
+            Named(f"input{i}", Role.INPUT, value, tensor.requires_grad)
+            for i, (value, tensor) in enumerate(zip(values, tensors, strict=True))
+        ]
 
     def _flat(self, args: Any, kwargs: Any) -> tuple[list[Any], Any]:
         """Return the leaves of arguments, and their structure."""
@@ -211,12 +214,7 @@ def _check(tensor: torch.Tensor) -> None:
     kind = other_kind(tensor)
     if kind is not None:
         raise CaptureError(f"An argument is {kind}; a program takes dense tensors.")
-    if tensor.requires_grad and not tensor.is_leaf:
-        raise CaptureError(
-            "An argument has a gradient function from outside. A program has its own backward: "
-            "pass detach() of it, or compute it inside."
-        )
-    if tensor.requires_grad:
+    if tensor.requires_grad and tensor.is_leaf:
         raise CaptureError(
             "An argument requires a gradient, which a call would leave in its grad. Call "
             "requires_grad_() on a detached tensor inside the function."

@@ -429,11 +429,7 @@ class _Capture:
         ):
             result = self._function(*args, **kwargs)
         self._arguments.require_unchanged(args, kwargs)
-        if any(each.requires_grad for each in inputs):
-            raise CaptureError(
-                "The function sets requires_grad of an argument, whose gradient would stay in it. "
-                "Begin with detach() of the argument."
-            )
+        self._check_gradients_of(inputs)
         return result
 
     def _check_later(self, valid: torch.Tensor) -> bool:
@@ -441,6 +437,20 @@ class _Capture:
         with torch.no_grad():
             self._checks.append(checked(valid.logical_not(), _OF_DISTRIBUTIONS))
         return True
+
+    def _check_gradients_of(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Refuse gradients of arguments, which would leave the call."""
+        for item, tensor in zip(self._arguments.named, inputs, strict=True):
+            if tensor.requires_grad and not item.requires_grad:
+                raise CaptureError(
+                    "The function sets requires_grad of an argument, whose gradient would stay in "
+                    "it. Begin with detach() of the argument."
+                )
+            if tensor.grad is not None:
+                raise CaptureError(
+                    f"Argument {item.name[5:]} has a gradient function from outside, which the "
+                    "function's backward enters. Pass detach() of it, or compute it inside."
+                )
 
     def _refuse_modules(self) -> None:
         """Refuse modules whose gradients no program computes."""

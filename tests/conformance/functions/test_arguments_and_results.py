@@ -337,6 +337,25 @@ def test_an_argument_of_another_graph(wrap):
     return call, lambda: (task, [param.grad for param in before.parameters()])
 
 
+@compiles(programs=2)
+def test_a_hidden_state_of_the_call_before(wrap):
+    layer = nn.LSTM(5, 4)
+    task = Task(model=nn.Sequential(layer, nn.Linear(4, 3)))
+    hidden = [(torch.zeros(1, 4, 4), torch.zeros(1, 4, 4))]
+
+    @wrap
+    def step(x, y, states):
+        states = tuple(state.detach() for state in states)
+        output, states = layer(x[None], states)
+        return task.update(F.cross_entropy(task.model[1](output[0]), y)), states
+
+    def call(i):
+        loss, hidden[0] = step(*batch(i), hidden[0])
+        return loss
+
+    return call, lambda: task
+
+
 @pytest.mark.xfail(reason="results that share memory are separate tensors", strict=True)
 @compiles(programs=1)
 def test_one_tensor_is_returned_twice(wrap):
