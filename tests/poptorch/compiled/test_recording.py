@@ -188,11 +188,11 @@ def test_an_error_of_a_call_is_on_the_page_and_the_run_goes_on(tmp_path):
     def no_memory(*args):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried too much")
 
-    run, session.runner._program = session.runner._program, no_memory
+    run, session.runner._programs = session.runner._programs, [no_memory]
     text = page_after(tmp_path, RuntimeError, lambda: wrapped(*rows(4)))
     assert "RuntimeError in call 2" in text
     assert "can't allocate memory" in text
-    session.runner._program = run
+    session.runner._programs = run
     wrapped(*rows(4))
     assert recorded(tmp_path)[1].calls == 2
 

@@ -58,13 +58,13 @@ class Clock:
     def slow(self, wrapped, *seconds):
         """Let the micro-steps of the next call take so long, one after the other."""
         runner, took = wrapped._executable.session.runner, iter(seconds)
-        run = runner._program
+        run = runner._programs[0]
 
         def slowly(arguments):
             self._now_ns += round(1e9 * next(took))
             return run(arguments)
 
-        runner._program = slowly
+        runner._programs = [slowly] * len(runner._programs)
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ def test_a_function_is_answered_at_its_second_call(script, capsys):
 def test_lines_are_those_of_the_function(script, capsys):
     assert main(["fit", script, "--limit", "1KiB"]) == 3
     out = capsys.readouterr().out
-    assert "train.py:10 in train_step" in out
+    assert "train.py:12 in train_step" in out
     assert out.endswith("\nChanges that make it fit are tried for wrapped models only.\n")
 
 

@@ -285,7 +285,7 @@ def test_off_costs_nothing():
     assert program.checks == ()
     assert not [slot for slot in program.outputs if slot.role is Role.MAGNITUDES]
     assert isinstance(session.runner, Sequential)
-    assert session.runner._program is session.executable.compiled["forward"].run
+    assert session.runner._programs == [session.executable.compiled["forward"].run]
 
 
 @pytest.mark.parametrize("name", ["batch norm and dropout", "embedding and layer norm", "dense"])

@@ -77,10 +77,10 @@ def test_a_call_is_recorded_as_any_other():
 
 def test_the_present_program_of_the_runner_runs(monkeypatch):
     session = session_of()
-    run_program = session.runner._program
+    run_program = session.runner._programs[0]
     seen = []
     monkeypatch.setattr(
-        session.runner, "_program", lambda arguments: (seen.append(1), run_program(arguments))[1]
+        session.runner, "_programs", [lambda arguments: (seen.append(1), run_program(arguments))[1]]
     )
     session.step(DENSE.batch())
     assert seen == [1]
@@ -102,7 +102,7 @@ def test_an_error_stops_the_call_as_any_other(monkeypatch):
     session = session_of()
     session.step(DENSE.batch())
     kept = session.last_call
-    monkeypatch.setattr(session.runner, "_program", fail)
+    monkeypatch.setattr(session.runner, "_programs", [fail])
     with pytest.raises(RuntimeError, match="out of luck"):
         session.step(DENSE.batch())
     assert session.was_stopped

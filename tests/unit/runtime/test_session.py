@@ -65,7 +65,7 @@ def test_torchs_stream_is_restored_after_an_error(monkeypatch):
 
     config = StepConfig(training=False, seed=5)
     session, _ = started(Noise(), (torch.zeros(3),), config=config)
-    monkeypatch.setattr(session.runner, "_program", fail)
+    monkeypatch.setattr(session.runner, "_programs", [fail])
     before = torch.get_rng_state()
     with pytest.raises(RuntimeError, match="out of luck"):
         session.step([torch.zeros(3)])
