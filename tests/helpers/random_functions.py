@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 FLAG = True
 SCALE = 1.0
+RATES = {"initial_lr": 0.1, "max_lr": 0.2, "min_lr": 0.01}
 
 
 class Residual(nn.Module):
@@ -359,7 +360,7 @@ _EVENTS = (
     "next(@model.parameters()).register_hook(lambda gradient: gradient * 0.5)",
     "F.cross_entropy(@model(torch.ones(2, 6)), torch.tensor([0, 1])).backward()",
     "list(@model.children())[-1].bias = nn.Parameter(torch.ones(4))",
-    "@optimizer.add_param_group({'params': [nn.Parameter(torch.ones(2))]})",
+    "@optimizer.add_param_group({'params': [nn.Parameter(torch.ones(2))], **RATES})",
     "@losses.clear()",
     "@history = {}",
 )
