@@ -32,7 +32,7 @@ from torch import nn
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
-from benchmarks.models import blocks, dense, encoder, gpt, residual, unet  # noqa: E402
+from benchmarks.models import dense, encoder, gpt, residual, unet, vit  # noqa: E402
 
 import poptorch  # noqa: E402 - after the path above, so that a checkout needs no installation
 from abele.kernels import binding, build  # noqa: E402
@@ -40,8 +40,8 @@ from abele.targets.cpu.compiler import compiler, instruction_set  # noqa: E402
 
 Batch = tuple[torch.Tensor, ...]
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Batch]]] = {
-    "gpt-384": (blocks.GPT, lambda: blocks.text(4)),
-    "vit": (blocks.ViT, lambda: blocks.pictures(4)),
+    "gpt-384": (lambda: gpt.GPT(6, 384, 6, 256), lambda: gpt.batch(4, 256)),
+    "vit": (vit.ViT, lambda: vit.batch(4)),
     "gpt": (gpt.GPT, lambda: gpt.batch(12)),
     "encoder": (lambda: encoder.Transformer(256), lambda: encoder.batch(8)),
     "mlp": (dense.Dense, lambda: dense.batch(64)),

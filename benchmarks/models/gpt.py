@@ -1,4 +1,4 @@
-"""A small language model of characters: decoder layers with the norm before each part."""
+"""Language models of characters: decoder layers with the norm before each part."""
 
 from __future__ import annotations
 
@@ -10,32 +10,39 @@ TOKENS, SEQUENCE, WIDTH, HEADS, LAYERS = 65, 64, 128, 4, 4
 
 
 class Block(nn.Module):
-    """Causal attention and two linear layers, each added to what came in."""
+    """Attention, causal or not, and two linear layers, each added to what came in."""
 
-    def __init__(self):
+    def __init__(self, width: int = WIDTH, heads: int = HEADS, *, causal: bool = True):
         super().__init__()
-        self.attention_norm, self.inner_norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.joint, self.mix = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.widen, self.narrow = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.heads, self.causal = heads, causal
+        self.attention_norm, self.inner_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.joint, self.mix = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[B, sequence, width] -> the same."""
-        rows, length, _ = x.shape
-        parts = self.joint(self.attention_norm(x)).view(rows, length, 3, HEADS, WIDTH // HEADS)
+        rows, length, width = x.shape
+        parts = self.joint(self.attention_norm(x)).view(rows, length, 3, self.heads, -1)
         query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
-        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.mix(seen.transpose(1, 2).reshape(rows, length, WIDTH))
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
+        x = x + self.mix(seen.transpose(1, 2).reshape(rows, length, width))
         return x + self.narrow(F.gelu(self.widen(self.inner_norm(x))))
 
 
 class GPT(nn.Module):
-    """Blocks; scores come from the embedding's own weights, loss inside."""
+    """Causal blocks; scores come from the embedding's own weights, loss inside."""
 
-    def __init__(self, layers: int = LAYERS):
+    def __init__(
+        self,
+        layers: int = LAYERS,
+        width: int = WIDTH,
+        heads: int = HEADS,
+        sequence: int = SEQUENCE,
+    ):
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(TOKENS, WIDTH), nn.Embedding(SEQUENCE, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(layers)))
-        self.norm = nn.LayerNorm(WIDTH)
+        self.tokens, self.positions = nn.Embedding(TOKENS, width), nn.Embedding(sequence, width)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
         for weight in (self.tokens.weight, self.positions.weight):
             nn.init.normal_(weight, std=0.02)
 
@@ -46,7 +53,7 @@ class GPT(nn.Module):
         return F.cross_entropy(scores.flatten(0, 1), targets.flatten())
 
 
-def batch(size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and the tokens that follow them, int64 [size, 64] each."""
-    text = torch.randint(0, TOKENS, (size, SEQUENCE + 1))
+def batch(size: int, sequence: int = SEQUENCE) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and the tokens that follow them, int64 [size, sequence] each."""
+    text = torch.randint(0, TOKENS, (size, sequence + 1))
     return text[:, :-1].contiguous(), text[:, 1:].contiguous()
