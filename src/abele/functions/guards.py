@@ -108,7 +108,7 @@ class Guards:
         self._free = {each.id for each in free}
         self._left_out, self._stored = left_out, stored
         self._caches = [(each.cache_info, each.cache_info()) for each in caches]
-        self._changing = {owner for owner, _ in stored}
+        self._of_free, self._changing = _by_owner(self._free), _by_owner(stored)
         self._tensors, self._optimizers = tensors, optimizers
         self._pairs: list[tuple[Any, str]] = []
         self._owners: list[str] = []
@@ -304,11 +304,22 @@ class Guards:
         """Return the items of a container: plain ones by value, others by identity."""
         if is_array(value):
             return value.tobytes()
-        held = {key for owner, key in self._free if owner == id(value)}
+        held = self._of_free.get(id(value), _NONE)
         if not is_dict(value):
             return [index in held or _item(part) for index, part in enumerate(value)]
-        held |= {key for owner, key in self._stored if owner == id(value)}
+        held = held | self._changing.get(id(value), _NONE)
         return [(key, key in held or _item(part)) for key, part in items_of(value)]
+
+
+_NONE = frozenset[Any]()
+
+
+def _by_owner(entries: Iterable[tuple[int, Any]]) -> dict[int, frozenset[Any]]:
+    """Return the keys of entries by the ``id`` of the object that has them."""
+    found: dict[int, frozenset[Any]] = {}
+    for owner, key in entries:
+        found[owner] = found.get(owner, _NONE) | {key}
+    return found
 
 
 def cells_of(function: Any, frames: Frames) -> Iterator[tuple[str, types.CellType]]:
