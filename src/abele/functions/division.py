@@ -284,15 +284,15 @@ class _Division:
         inside = [each for each in ast.walk(statement) if isinstance(each, _LEAVES)]
         if any(not isinstance(each, ast.Return) or each is not statement for each in inside):
             raise self._refusal(statement.lineno, "ends the call early by the value of a tensor")
-        for each in ast.walk(statement):
-            if isinstance(each, ast.Call):
-                self._check_early_call(each, names)
         if (self._effects(statement) - self._locals) & names:
             raise self._refusal(statement.lineno, "changes an object that is read afterwards")
         rest = statement
         if isinstance(statement, _SIMPLE):  # the tensors that it reads are computed in their place
             held = self.held_at[id(statement)]
             rest = _Hoist(0, held).visit(copy.deepcopy(statement))
+        for each in ast.walk(rest):
+            if isinstance(each, ast.Call):
+                self._check_early_call(each, names)
         for each in chains(rest):
             value = self._value(each)
             is_local = root(each) in self._locals - {self._self_name}

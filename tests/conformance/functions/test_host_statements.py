@@ -327,6 +327,23 @@ def require_finite(value):
         raise FloatingPointError("nan")
 
 
+@compiles(programs=1)
+def test_a_loss_function_with_a_check_is_traced_where_its_number_is_logged(wrap):
+    task, log = Task(), []
+
+    def distance(logits, y):
+        if len(logits) != len(y):
+            raise ValueError("as many labels as rows")
+        return F.cross_entropy(logits, y)
+
+    @wrap
+    def step(x, y):
+        log.append(distance(task.model(x), y).item())
+        return task.update(task.loss(x, y))
+
+    return lambda i: step(*batch(i)), lambda: (task, log)
+
+
 @pytest.mark.parametrize("ending", ["raises", "exits", "asserts"])
 def test_a_check_before_the_update_ends_the_call(ending):
     def build(wrap):
