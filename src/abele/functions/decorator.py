@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 import torch
 
 from abele._torch.replicas import CHANGING
+from abele.capture.diagnose import user_frame
 from abele.compilation.cache import ExecutableCache
 from abele.compilation.executable_file import SUFFIX
 from abele.compilation.start import Start
@@ -187,7 +188,8 @@ class Function:
         name = self._name
         targets = sorted({each.record.target for each in self.programs})
         where = f" on {', '.join(targets)}" if targets else ""
-        programs = f"{len(self.programs)} programs{where}"
+        count = len(self.programs)
+        programs = f"{count} program{'s' * (count != 1)}{where}"
         if self.eager is None:
             return f"<abele function {name}: {programs}>"
         others = f"{programs}, otherwise " if self.programs else ""
@@ -503,7 +505,11 @@ class Function:
 
     def _give_up(self, error: Exception) -> None:
         known = isinstance(error, AbeleError)
-        text = str(error) if known else f"its capture fails by {type(error).__name__}: {error}"
+        text = str(error)
+        if not known:
+            file, line, code = user_frame(error)
+            what = f"{type(error).__name__}: {text}".rstrip(": ")
+            text = f"its capture fails by {what}, at {file}:{line}: `{code}`."
         if self.strict and known:
             show_user_frames(error)
             raise error

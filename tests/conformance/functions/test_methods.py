@@ -196,7 +196,7 @@ def test_an_error_by_an_argument(wrap):
     return lambda i: step(*batch(i), fails=i == 3), lambda: (task, count)
 
 
-@stays_eager(match="its capture fails by ValueError: always")
+@stays_eager(match=r"fails by ValueError: always, at \S+test_methods\.py:\d+: `raise ValueError")
 def test_an_error_at_each_call(wrap):
     task, count = Task(), [0]
 
@@ -341,4 +341,4 @@ def test_calls_of_unknown_programs_are_shown(monkeypatch):
     assert repr(run).endswith("run: 0 programs>")
     run(*batch(0))
     run(*batch(1))
-    assert repr(run).endswith("run: 1 programs on reference>")
+    assert repr(run).endswith("run: 1 program on reference>")

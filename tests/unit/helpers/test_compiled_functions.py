@@ -51,9 +51,9 @@ def refused(wrap):
 
 def test_the_outcome_is_compared():
     compiles(programs=1)(case)()
-    with pytest.raises(AssertionError, match="1 programs on reference"):
+    with pytest.raises(AssertionError, match="1 program on reference"):
         compiles(programs=2)(case)()
-    with pytest.raises(AssertionError, match="1 programs on reference"):
+    with pytest.raises(AssertionError, match="1 program on reference"):
         stays_eager(match="")(case)()
     stays_eager(match="an iterator")(refused)()
     with pytest.raises(AssertionError, match="plain PyTorch"):
