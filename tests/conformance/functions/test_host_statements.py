@@ -386,9 +386,9 @@ def test_a_check_before_the_update_ends_the_call(ending):
 @pytest.mark.parametrize("name", ["weigh", "keep", "exit_if"])
 def test_a_helper_that_is_called_before_the_update_changes_what_it_reads(name):
     match = {
-        "weigh": "weigh may change weight, which the step reads",
-        "keep": "keep may change task, which the step reads",
-        "exit_if": "exit_if exits",
+        "weigh": "helper may change weight, which the step reads",
+        "keep": "helper may change task, which the step reads",
+        "exit_if": "helper exits",
     }
 
     def build(wrap):
@@ -405,27 +405,14 @@ def test_a_helper_that_is_called_before_the_update_changes_what_it_reads(name):
             if value > 1e9:
                 sys.exit(1)
 
-        keep = Keep()
+        helper = {"weigh": weigh, "keep": Keep(), "exit_if": exit_if}[name]
 
         @wrap
-        def with_weigh(x, y):
+        def step(x, y):
             loss = task.loss(x, y)
-            weigh(loss.item())
+            helper(loss.item())
             return task.update(loss * weight["now"])
 
-        @wrap
-        def with_keep(x, y):
-            loss = task.loss(x, y)
-            keep(loss.item())
-            return task.update(loss)
-
-        @wrap
-        def with_exit_if(x, y):
-            loss = task.loss(x, y)
-            exit_if(loss.item())
-            return task.update(loss)
-
-        step = locals()[f"with_{name}"]
         return lambda i: step(*batch(i)), lambda: (task, weight, best)
 
     stays_eager(match=match[name])(build)()
