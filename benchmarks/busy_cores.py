@@ -1,9 +1,10 @@
-"""What do steps cost beside other busy processes, and beside none, in two checkouts?
+"""What do steps cost beside other busy processes, and beside none?
 
-    python benchmarks/busy_cores.py --than CHECKOUT [--rows lstm,mlp] [--busy 0,1,4] [--record]
+    python benchmarks/busy_cores.py [--rows lstm,mlp] [--busy 0,1,2] [--record]
+    python benchmarks/busy_cores.py --than CHECKOUT
 
-Each row of the table runs here and in the other checkout, in turns, beside so many processes that
-do nothing but compute. ``--compile`` only fills the cache.
+Each row of the table runs by abele and by plain PyTorch, or by abele in two checkouts, in turns,
+beside so many processes that do nothing but compute. *Kept* is the share of the rate beside none.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from benchmarks.table.measuring import Peer, PeerFailed  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 LIMIT_S = 900.0
-HERE = "here"
 BUSY = "while True: pass"
 
 
@@ -36,12 +36,13 @@ def main() -> int:
     """Measure and print; with --record also keeps the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     harness.add_arguments(parser)
-    parser.add_argument("--than", type=Path, required=True, help="another checkout")
-    parser.add_argument("--rows", default=",".join(table.ROWS), help="with commas between")
-    parser.add_argument("--busy", default="0,1,4", help="numbers of processes (default 0,1,4)")
-    parser.add_argument("--window", type=float, default=0.3, help="seconds (default 0.3)")
+    parser.add_argument("--than", type=Path, help="another checkout, instead of plain PyTorch")
+    parser.add_argument(
+        "--rows", default="introduction-16,lstm,gpt,unet", help="with commas between"
+    )
+    parser.add_argument("--busy", default="0,1,2", help="numbers of processes (default 0,1,2)")
+    parser.add_argument("--window", type=float, default=0.5, help="seconds (default 0.5)")
     parser.add_argument("--cache", type=Path, help="folder of compiled code (default: none kept)")
-    parser.add_argument("--compile", action="store_true", help="compile, measure nothing")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     result: dict[str, Any] = {"environment": harness.environment(), "rows": {}}
@@ -58,31 +59,36 @@ def main() -> int:
 
 
 def measured(row: table.Row, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Rates of a row in each checkout, by the number of busy processes."""
-    result = {}
+    """Return rates of each way of a row, and what it keeps, by the number of busy processes."""
+    ways = {table.ABELE: (table.ABELE, ROOT), table.EAGER: (table.EAGER, ROOT)}
+    if options.than:
+        ways = {"here": (table.ABELE, ROOT), "other": (table.ABELE, options.than.absolute())}
+    result: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         peers = {}
-        for name, root in {HERE: ROOT, "other": options.than.absolute()}.items():
-            peers[name] = stack.enter_context(_peer(row, folder / name, root, options.threads))
+        for name, (way, root) in ways.items():
+            peers[name] = stack.enter_context(_peer(row, way, folder / name, root, options.threads))
             peers[name].ask("start", LIMIT_S)
-        if options.compile:
-            return {}
-        for peer in peers.values():
-            peer.ask(f"calibrate {options.window}", LIMIT_S)
         for busy in options.busy.split(","):
             with _busy(int(busy)):
-                result[busy] = _windows(peers, options.windows)
-            ratio = result[busy][HERE]["median"] / result[busy]["other"]["median"]
-            rates = ", ".join(f"{name} {it['median']:.2f}" for name, it in result[busy].items())
-            print(f"{row.name:22s} beside {busy}: {rates} steps/s, {ratio:.3f}", flush=True)
+                for peer in peers.values():  # a step may take a hundred times as long
+                    peer.ask(f"calibrate {options.window}", LIMIT_S)
+                rates = result[busy] = _windows(peers, options.windows)
+            for name, rate in rates.items():
+                if "0" in result:
+                    rate["kept"] = round(rate["median"] / result["0"][name]["median"], 3)
+            text = ", ".join(
+                f"{name} {it['median']:.2f} ({it.get('kept')})" for name, it in rates.items()
+            )
+            print(f"{row.name:22s} beside {busy}: steps/s (kept) {text}", flush=True)
     return result
 
 
-def _peer(row: table.Row, folder: Path, root: Path, threads: int) -> Peer:
+def _peer(row: table.Row, way: str, folder: Path, root: Path, threads: int) -> Peer:
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["XDG_CACHE_HOME"] = str(folder)
     os.environ["PYTHONPATH"] = str(root / "src")
-    return Peer(row, table.ABELE, threads, folder, tqdm(disable=True), root=root)
+    return Peer(row, way, threads, folder, tqdm(disable=True), root=root)
 
 
 @contextlib.contextmanager
