@@ -40,7 +40,7 @@ from abele.targets.cpu.compiler import compiler, instruction_set  # noqa: E402
 
 Batch = tuple[torch.Tensor, ...]
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Batch]]] = {
-    "gpt-384": (lambda: gpt.GPT(6, 384, 6, 256), lambda: gpt.batch(4, 256)),
+    "gpt-384": (gpt.gpt384, lambda: gpt.long_batch(4)),
     "vit": (vit.ViT, lambda: vit.batch(4)),
     "gpt": (gpt.GPT, lambda: gpt.batch(12)),
     "encoder": (lambda: encoder.Transformer(256), lambda: encoder.batch(8)),

@@ -20,7 +20,6 @@ from typing import Any
 import harness
 import torch
 from models import bottlenecks, separable
-from models.residual import Residual
 from torch import nn
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,19 +43,8 @@ class Scores(nn.Module):
         return self.head(self.layers(images).mean((2, 3)))
 
 
-def resnet18() -> separable.Classifier:
-    """ResNet-18 for images of 224 x 224."""
-    layers = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
-    layers += [nn.MaxPool2d(3, 2, 1)]
-    channels = 64
-    for outputs in (64, 128, 256, 512):
-        layers += [Residual(channels, outputs, 1 + (outputs > 64)), Residual(outputs, outputs, 1)]
-        channels = outputs
-    return separable.Classifier(layers, channels)
-
-
 NETWORKS: dict[str, Callable[[], separable.Classifier]] = {
-    "resnet18": resnet18,
+    "resnet18": bottlenecks.resnet18,
     "resnet50": bottlenecks.resnet50,
     "mobilenet": separable.mobilenet,
 }

@@ -39,6 +39,7 @@ def main() -> int:
     old = new = PAGE.read_text()
     tables = {
         "peers": page.table(RECORDS, LINKS),
+        "real": page.table(RECORDS, LINKS, "real"),
         "introduction": introduction(),
         "cosmictagger": cosmictagger(),
         "networks": networks(),

@@ -1,4 +1,4 @@
-"""ResNet-50 (arXiv 1512.03385) and a DenseNet for 32 x 32 images (arXiv 1608.06993)."""
+"""ResNet-18 and -50 (arXiv 1512.03385), and a DenseNet for 32 x 32 images (arXiv 1608.06993)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - torch's own convention
 
-from .separable import Classifier
+from .residual import Residual
+from .separable import Classifier, batch  # noqa: F401 - rows of the table take their inputs here
 
 _GROWTH = 12
 
@@ -32,13 +33,23 @@ class Bottleneck(nn.Module):
         return F.relu(self.layers(x) + self.around(x))
 
 
+def _stem() -> list[nn.Module]:
+    conv = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
+    return [conv, nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+
+
+def resnet18() -> Classifier:
+    """ResNet-18 for images of 224 x 224."""
+    layers, channels = _stem(), 64
+    for outputs in (64, 128, 256, 512):
+        layers += [Residual(channels, outputs, 1 + (outputs > 64)), Residual(outputs, outputs, 1)]
+        channels = outputs
+    return Classifier(layers, channels)
+
+
 def resnet50() -> Classifier:
     """ResNet-50."""
-    layers: list[nn.Module] = [
-        *(nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU()),
-        nn.MaxPool2d(3, 2, 1),
-    ]
-    channels = 64
+    layers, channels = _stem(), 64
     for inner, blocks, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
         for i in range(blocks):
             layers.append(Bottleneck(channels, inner, stride if i == 0 else 1))

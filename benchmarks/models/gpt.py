@@ -1,4 +1,4 @@
-"""Language models of characters: decoder layers with the norm before each part."""
+"""Language models: decoder layers with the norm before each part."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - torch's own convention
 
-TOKENS, SEQUENCE, WIDTH, HEADS, LAYERS = 65, 64, 128, 4, 4
+TOKENS, SEQUENCE, WIDTH, HEADS, LAYERS = 65, 64, 128, 4, 4  # characters; sizes of the table
+_GPT2_TOKENS = 50257
 
 
 class Block(nn.Module):
@@ -38,9 +39,10 @@ class GPT(nn.Module):
         width: int = WIDTH,
         heads: int = HEADS,
         sequence: int = SEQUENCE,
+        tokens: int = TOKENS,
     ):
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(TOKENS, width), nn.Embedding(sequence, width)
+        self.tokens, self.positions = nn.Embedding(tokens, width), nn.Embedding(sequence, width)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
         for weight in (self.tokens.weight, self.positions.weight):
@@ -53,7 +55,29 @@ class GPT(nn.Module):
         return F.cross_entropy(scores.flatten(0, 1), targets.flatten())
 
 
-def batch(size: int, sequence: int = SEQUENCE) -> tuple[torch.Tensor, torch.Tensor]:
+def gpt384() -> GPT:
+    """Build six layers of 384 over 256 characters."""
+    return GPT(6, 384, 6, 256)
+
+
+def gpt2() -> GPT:
+    """Build a network of GPT-2's smallest size: 124 million weights."""
+    return GPT(12, 768, 12, 1024, _GPT2_TOKENS)
+
+
+def batch(
+    size: int, sequence: int = SEQUENCE, tokens: int = TOKENS
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens and the tokens that follow them, int64 [size, sequence] each."""
-    text = torch.randint(0, TOKENS, (size, sequence + 1))
+    text = torch.randint(0, tokens, (size, sequence + 1))
     return text[:, :-1].contiguous(), text[:, 1:].contiguous()
+
+
+def long_batch(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a batch of 256 characters each."""
+    return batch(size, 256)
+
+
+def gpt2_batch(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a batch of 256 tokens each, of GPT-2's vocabulary."""
+    return batch(size, 256, _GPT2_TOKENS)

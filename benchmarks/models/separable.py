@@ -136,6 +136,6 @@ def convnext() -> Classifier:
     return Classifier(layers, 384)
 
 
-def batch(size: int, edge: int) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(size: int, edge: int = 224) -> tuple[torch.Tensor, torch.Tensor]:
     """Images float32 [size, 3, edge, edge] and labels int64 [size]."""
     return torch.randn(size, 3, edge, edge), torch.randint(0, CLASSES, (size,))

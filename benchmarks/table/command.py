@@ -16,7 +16,7 @@ from benchmarks import harness
 from . import ROOT
 from .measuring import Turns
 from .page import users_first_step_s
-from .rows import EAGER, ROWS, WAYS
+from .rows import EAGER, ROWS, SETS, WAYS
 
 QUICK = ROOT / "out" / "benchmarks"
 
@@ -38,7 +38,7 @@ def run(arguments: list[str]) -> int:
         "rows": {},
     }
     path = None
-    for name in options.rows:
+    for name in options.rows or SETS[options.set]:
         turns = Turns(
             ROWS[name],
             options.ways,
@@ -67,7 +67,10 @@ def _rewrite_pages() -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks table", description=__doc__)
-    parser.add_argument("--rows", type=_some(ROWS), default=list(ROWS), help=", ".join(ROWS))
+    parser.add_argument(
+        "--set", choices=SETS, default="table", help="small networks, or real sizes (default table)"
+    )
+    parser.add_argument("--rows", type=_some(ROWS), help=f"instead of a set: {', '.join(ROWS)}")
     parser.add_argument("--ways", type=_some(WAYS), default=list(WAYS), help=", ".join(WAYS))
     parser.add_argument("--windows", type=int, default=10, help="of each way (default 10)")
     parser.add_argument("--window-s", type=float, default=0.5, help="seconds (default 0.5)")

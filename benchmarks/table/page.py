@@ -9,7 +9,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from .rows import ABELE, COMPILE, EAGER, JAX, ROWS
+from .rows import ABELE, COMPILE, EAGER, JAX, ROWS, SETS
 
 COLUMNS = (
     "| | torch.compile | JAX jit | abele | over the better | memory "
@@ -26,7 +26,7 @@ Machine = tuple[str, int]
 Entries = dict[str, tuple[dict[str, Any], str]]
 
 
-def table(folder: Path, links: str) -> str:
+def table(folder: Path, links: str, rows: str = "table") -> str:
     """Return one table for each machine and number of threads that has records.
 
     Those with most rows beside other compilers come first.
@@ -34,17 +34,18 @@ def table(folder: Path, links: str) -> str:
     Args:
         folder: of the records; those of ``--quick`` are not there.
         links: the same folder as links of the page name it.
+        rows: name of a set of rows.
     """
-    machines = _machines(folder)
+    machines = _machines(folder, rows)
     parts: list[str] = []
     for machine, entries in machines:
         parts.append(f"### {machine_name(machine)}\n\n{COLUMNS}")
-        parts += [_line(name, entries.get(name), links) for name in ROWS]
+        parts += [_line(name, entries.get(name), links) for name in SETS[rows]]
         if mean := _mean(entries):
             parts.append(f"| {mean[0]} | | | {mean[1]} | {mean[2]} | | | | | |")
         parts.append("")
     if not machines:
-        parts += [COLUMNS, *(_line(name, None, links) for name in ROWS), ""]
+        parts += [COLUMNS, *(_line(name, None, links) for name in SETS[rows]), ""]
     return "\n".join(parts)
 
 
@@ -67,7 +68,7 @@ def compact(folder: Path, links: str) -> str:
 
 def _compact_table(machine: Machine, entries: Entries, links: str) -> str:
     parts = [f"{machine_name(machine)}:\n", COMPACT_COLUMNS]
-    parts += [_compact_line(name, entries[name][0]) for name in ROWS if name in entries]
+    parts += [_compact_line(name, row) for name, (row, _) in entries.items()]
     if mean := _mean(entries):
         parts.append(f"| {mean[0]} | | | {mean[1]} | {mean[2]} | | |")
     records = sorted({record for _, record in entries.values()})
@@ -81,8 +82,12 @@ def _gpus(folder: Path) -> set[str]:
     return {gpu for text in records if (gpu := json.loads(text)["environment"]["gpu"])}
 
 
-def _machines(folder: Path) -> list[tuple[Machine, Entries]]:
-    return sorted(newest(folder).items(), key=_rank)
+def _machines(folder: Path, rows: str = "table") -> list[tuple[Machine, Entries]]:
+    some = [
+        (machine, {name: entries[name] for name in SETS[rows] if name in entries})
+        for machine, entries in newest(folder).items()
+    ]
+    return sorted((item for item in some if item[1]), key=_rank)
 
 
 def machine_name(machine: Machine) -> str:
@@ -165,7 +170,7 @@ def users_first_step_s(result: dict[str, Any]) -> float:
 
 
 def _mean(entries: Entries) -> tuple[str, str, str] | None:
-    rows = [entries[name][0] for name in ROWS if name in entries]
+    rows = [row for row, _ in entries.values()]
     over = [
         row["ratio"]["abele / best peer"] for row in rows if "abele / best peer" in row["ratio"]
     ]

@@ -1,4 +1,4 @@
-"""The rows of the table: a model, its batch and its optimizer, each a whole training step."""
+"""The rows of the tables: a model, its batch and its optimizer, each a whole training step."""
 
 from __future__ import annotations
 
@@ -168,12 +168,53 @@ _COSMIC = (
         tolerance=_DEEP,
     ),
 )
-ROWS: dict[str, Row] = {
-    row.name: row
-    for row in (
-        *(_introduction(batch) for batch in (1, 4, 16, 64, 256)),
-        _introduction(16, loader=True),
-        *_NETWORKS,
-        *_COSMIC,
+
+
+def _images(name: str, title: str, batch: int, module: str, model: str) -> Row:
+    title = f"{title}, 224 x 224, batch {batch}, SGD"
+    return Row(
+        name=name,
+        title=title,
+        batch=batch,
+        module=module,
+        model=lambda module: getattr(module, model)(),
+        optimizer=_SGD,
+        tolerance=_DEEP,
     )
+
+
+def _text(name: str, title: str, batch: int, module: str, model: str, inputs: str) -> Row:
+    return Row(
+        name=name,
+        title=f"{title}, batch {batch}, AdamW",
+        batch=batch,
+        module=module,
+        model=lambda module: getattr(module, model)(),
+        optimizer=("AdamW", {"lr": 1e-4, "weight_decay": 0.1}),
+        inputs=inputs,
+    )
+
+
+_REAL = (
+    _images("resnet50-224", "ResNet-50", 8, "bottlenecks", "resnet50"),
+    _images("resnet18-224", "ResNet-18", 16, "bottlenecks", "resnet18"),
+    _images("mobilenet-224", "MobileNetV2", 8, "separable", "mobilenet"),
+    _images("vit-s", "ViT-S", 4, "vit", "ViT"),
+    _text("gpt-384", "GPT, 6 layers of 384, sequence 256", 4, "gpt", "gpt384", "long_batch"),
+    _text("bert-base", "BERT-base, sequence 128", 4, "encoder", "bert", "bert_batch"),
+    _text("gpt2", "GPT-2 of 124M, sequence 256", 1, "gpt", "gpt2", "gpt2_batch"),
+)
+#: The rows of each table by name.
+SETS: dict[str, dict[str, Row]] = {
+    "table": {
+        row.name: row
+        for row in (
+            *(_introduction(batch) for batch in (1, 4, 16, 64, 256)),
+            _introduction(16, loader=True),
+            *_NETWORKS,
+            *_COSMIC,
+        )
+    },
+    "real": {row.name: row for row in _REAL},
 }
+ROWS = SETS["table"] | SETS["real"]

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 sys.path.append(str(ROOT))
 
 from benchmarks.table import command, measuring, page, serving, ways  # noqa: E402 - after the path
-from benchmarks.table.rows import ABELE, COMPILE, EAGER, JAX, ROWS  # noqa: E402
+from benchmarks.table.rows import ABELE, COMPILE, EAGER, JAX, ROWS, SETS  # noqa: E402
 
 SMALL = dataclasses.replace(ROWS["introduction-4"], name="small", title="small", batch=2)
 
@@ -146,18 +146,43 @@ def result(abele, **others):
     return {"title": "", "ways": results, "ratio": measuring.ratios(results)}
 
 
-def lines(folder, name):
+def lines(folder, name, rows="table"):
     title = ROWS[name].title
     return [
         line
-        for line in page.table(folder, "records").splitlines()
+        for line in page.table(folder, "records", rows).splitlines()
         if line.startswith(f"| {title} |")
     ]
 
 
-def test_a_row_without_a_record_says_so(tmp_path):
-    for name in ROWS:
-        assert "no record yet" in lines(tmp_path, name)[0]
+@pytest.mark.parametrize("rows", SETS)
+def test_a_row_without_a_record_says_so(rows, tmp_path):
+    for name in SETS[rows]:
+        assert "no record yet" in lines(tmp_path, name, rows)[0]
+
+
+def test_a_table_has_the_rows_of_its_set(tmp_path):
+    record(tmp_path, "2026-01-01", {"mlp": result(150.0), "vit-s": result(200.0)})
+    assert "1.50 x" in lines(tmp_path, "mlp")[0]
+    assert "2.00 x" in lines(tmp_path, "vit-s", "real")[0]
+    assert lines(tmp_path, "vit-s") == lines(tmp_path, "mlp", "real") == []
+    means = [page.table(tmp_path, "records", rows).count("mean of 1 rows") for rows in SETS]
+    assert means == [1, 1]
+
+
+def test_a_set_is_measured_whole_unless_rows_are_named(monkeypatch, tmp_path):
+    measured = []
+
+    def turn(row, *_, **__):
+        measured.append(row.name)
+        return turns(row)
+
+    monkeypatch.setattr(command, "Turns", turn)
+    monkeypatch.setattr(measuring.Turns, "measure", lambda _: {**result(1.0), "title": ""})
+    monkeypatch.setattr(command, "_print", lambda _: None)
+    for arguments in (["--set", "real"], ["--set", "real", "--rows", "mlp"]):
+        command.run([*arguments, "--out", str(tmp_path)])
+    assert measured == [*SETS["real"], "mlp"]
 
 
 def test_the_newest_record_of_each_row_is_shown(tmp_path):
