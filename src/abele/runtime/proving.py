@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from abele.compilation.compiling import blamed, lowered_by
+from abele.compilation.compiling import blamed, lowered_by, return_memory
 from abele.compilation.executable import (
     Announce,
     ChosenLowering,
@@ -106,6 +106,8 @@ class FirstUse(Change):
             self._refused = error
             raise
         self.over = True
+        del trial
+        return_memory()
         return made
 
     def awaited(self) -> Executable:
@@ -392,6 +394,8 @@ class TakeOver(Change):
         before = self.updates
         if self._outcome is None:
             self._outcome = self._compared(self._arrived(before), inputs)
+            if self._outcome is not None:
+                return_memory()
             self._vote()
         outcome = self._decided()
         if isinstance(outcome, Failure):

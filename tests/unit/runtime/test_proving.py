@@ -1,6 +1,7 @@
 """Compiled programs run only after they agreed with interpreted ones; others take their place."""
 
 import dataclasses
+import weakref
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from abele.compilation.verdict import ComparisonWarning, from_data, to_data
 from abele.errors import CompilerError
 from abele.ops.host_call import HostCalls, host_call
 from abele.program import Role
-from abele.runtime import agreement, state
+from abele.runtime import agreement, proving, state
 from abele.runtime.agreement import Trial, varied
 from abele.runtime.session import SectionSession
 from abele.step.config import StepConfig
@@ -54,6 +55,20 @@ def test_state_that_begins_with_zeros_is_compared_too(forgets, monkeypatch):
     assert session.executable.lowering("step").name == "right"
     assert record.running.check.endswith(", lowered by 'right' instead")
     assert record.lowerings["step"].name == "right"
+
+
+def test_memory_of_a_comparison_is_returned_once_it_is_over(monkeypatch):
+    alive, run = [], agreement.Trial.compare
+
+    def compare(trial, *programs):
+        alive.append(weakref.ref(trial))
+        return run(trial, *programs)
+
+    returned = []
+    monkeypatch.setattr(agreement.Trial, "compare", compare)
+    monkeypatch.setattr(proving, "return_memory", lambda: returned.append(alive[-1]()))
+    first_calls(Machine(""), calls=3)
+    assert returned == [None]
 
 
 def test_a_session_that_was_closed_still_compares(monkeypatch):

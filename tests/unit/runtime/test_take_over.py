@@ -10,7 +10,7 @@ from torch import nn
 from abele.compilation.executable import ChosenLowering, Failure, TakeOverWarning
 from abele.errors import CompilerError, TrappedError
 from abele.ops.print_tensor import Layout, print_tensor
-from abele.runtime import agreement, state
+from abele.runtime import agreement, proving, state
 from abele.runtime.observers import Observer
 from abele.runtime.proving import TakeOver
 from abele.step.config import OutputMode, StepConfig
@@ -62,12 +62,16 @@ def test_until_compiled_programs_are_there_interpreted_ones_run():
     assert script.running.sentence() == "programs are interpreted until compiled ones are ready"
 
 
-def test_they_take_over_at_the_next_call():
+def test_they_take_over_at_the_next_call(monkeypatch):
+    returned = []
+    monkeypatch.setattr(proving, "return_memory", lambda: returned.append(True))
     session, script, compiled = case(device_iterations=2)
     tensors = session.params
     steps(session, DENSE.batches(3, rows=16))
+    assert not returned
     script.outcome = compiled
     steps(session, DENSE.batches(1, rows=16))
+    assert returned == [True]
     assert session.executable.compiled is compiled.compiled
     assert session.params is tensors
     assert (script.running.interpreted, script.running.since) == (False, 6)
