@@ -1,8 +1,10 @@
-"""Code that a process with one thread has compiled runs in one with more."""
+"""Compiled code runs with other numbers of threads than it was compiled for."""
 
 import pytest
+import torch
 
 from abele import ExecutableCache, StepConfig
+from abele.kernels import threads as limits
 from conftest import usable
 from helpers.models import MODELS
 from helpers.runs import rule_for, run, started
@@ -28,3 +30,24 @@ def test_what_happens_once_is_done_by_one_thread(threads, tmp_path):
     assert record.cache == "hit"
     counts = {n: v.item() for n, v in session.optimizer_state.items() if n.endswith("step")}
     assert set(counts.values()) == {20.0}
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("name", ["introduction", "batch norm and dropout"])
+def test_fewer_usable_threads_give_the_same_bits(name, threads):
+    model, results = MODELS[name], []
+    threads(4)
+    try:
+        for most in (limits.ALL, 1, 3):
+            limits.limit(most)
+            module = model.fresh()
+            session, _ = started(
+                module, model.batch(64), rule_for(module, "sgd"), StepConfig(), target=usable("cpu")
+            )
+            torch.manual_seed(1)
+            run(session, model.batches(2, rows=64))
+            results.append(session.params)
+    finally:
+        limits.limit(limits.ALL)
+    for each in results[1:]:
+        assert all(torch.equal(each[key], value) for key, value in results[0].items())

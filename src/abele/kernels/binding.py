@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from abele.errors import CorruptExecutable
-from abele.kernels import sources
+from abele.kernels import sources, threads
 from abele.kernels.build import cache_folder
 from abele.storage import atomic
 
@@ -111,8 +111,8 @@ def load(code: bytes) -> ctypes.CDLL:
                 with atomic.replacing(path) as file:
                     file.write(code)
             try:
-                _LOADED[name] = bound(path)
-            except (OSError, AttributeError) as error:
+                _LOADED[name] = threads.follow(bound(path))
+            except (OSError, AttributeError, ValueError) as error:
                 raise CorruptExecutable(
                     f"The executable's kernels cannot be loaded: {error}."
                 ) from error

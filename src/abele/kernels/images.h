@@ -45,7 +45,10 @@ int with_teams(Index blocks, int threads, Body body) {
     else
       body(Team{thread, size, {0, blocks}}, thread);
   };
-  on_threads(threads, work, !apart);
+  if (apart)
+    on_threads(threads, work);
+  else
+    start_threads(threads, work, true);
   return started;
 }
 

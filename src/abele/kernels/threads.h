@@ -1,6 +1,9 @@
 // Threads that share the work of a kernel: those of OpenMP, or our own where a compiler has none.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
+#include <climits>
 #include <cstdint>
 
 #include "float_mode.h"
@@ -10,6 +13,11 @@
 #else
 #include "own_threads.h"
 #endif
+
+// How many threads may work at a time: fewer than cores while other processes use these.
+// threads.py writes it.
+extern "C" __attribute__((used, visibility("default"))) inline std::atomic<int>
+    abele_usable_threads{INT_MAX};
 
 namespace abele {
 
@@ -23,11 +31,10 @@ inline Part part(Index n, Index parts, Index i) {
   return {begin, n * (i + 1) / parts - begin};
 }
 
-// Calls body(thread, size) for each of `size` threads, at most as many as asked for, which is usual.
-// With `together`, all of them run at the same time, as `meet` needs.
+// Calls body(thread, size) on each of `size` threads, at most as many as asked for, which is usual;
+// with `together` at the same time, as `meet` needs.
 template <class Body>
-inline void on_threads(int threads, const Body& body, bool together = false) {
-  if (threads <= 1) return body(0, 1);
+inline void start_threads(int threads, const Body& body, bool together) {
   const FloatMode mode;
 #if defined(_OPENMP)
 #pragma omp parallel num_threads(threads) firstprivate(mode)
@@ -38,6 +45,18 @@ inline void on_threads(int threads, const Body& body, bool together = false) {
     body(thread, size);
   });
 #endif
+}
+
+// Calls body(thread, threads) for each of so many threads, which do not wait for each other: where
+// fewer are usable, one does the work of several.
+template <class Body>
+inline void on_threads(int threads, const Body& body) {
+  const int usable = std::min(threads, abele_usable_threads.load(std::memory_order_relaxed));
+  const auto some = [&](int first, int size) {
+    for (int i = first; i < threads; i += size) body(i, threads);
+  };
+  if (usable <= 1) return some(0, 1);
+  start_threads(usable, some, false);
 }
 
 // Waits until all threads that work together have come here.

@@ -1,9 +1,12 @@
-"""Keeps steps fast on cores that other processes use too: waiting threads sleep there.
+"""Keeps steps fast on cores that other processes use too: fewer threads work, waiting ones sleep.
 
-Threads of GNU's OpenMP library, torch's and those of compiled programs, spin for milliseconds at
-each barrier before they sleep. Beside another process they spin on the core that the thread they
-wait for needs, and a step takes a hundred times as long. The library spins for microseconds
-alone while a process has more of its threads than cores, so busy cores get threads that sleep.
+Where other processes take cores, a thread that meets others waits until the slowest has had its
+turns on a core. So compiled code is limited to as many threads as find a core; one of them computes
+the parts of several, which gives the same bits. Operators of torch divide their work by the number
+of threads, and keep it. Their threads, of GNU's OpenMP library, spin for milliseconds at each
+barrier before they sleep, on the core that the thread they wait for needs. The library spins for
+microseconds alone while a process has more of its threads than cores, so busy cores get threads
+that sleep.
 """
 
 from __future__ import annotations
@@ -18,17 +21,21 @@ from pathlib import Path
 import torch
 
 from abele import processor
+from abele.kernels import threads
 
 _INTERVAL_NS = 500_000_000
-# Seconds that threads waited for a core in a second, from which on they sleep and spin again.
-_BUSY, _IDLE = 0.15, 0.05
+# Seconds that threads waited for a core in a second, from which on cores are busy.
+_BUSY = 0.15
+# Seconds that cores were idle in a second, from which on another thread finds one.
+_IDLE = 0.7
 _CORES = processor.cores()  # as OpenMP counts them, when it is loaded
 _TASKS = Path("/proc/self/task")
+_STATISTICS = Path("/proc/stat")
 _NEVER = 1 << 62
 
 
 class BusyCores:
-    """A watch on how long this process waits for cores, and sleeping threads while it does.
+    """A watch on how long this process waits for cores, and fewer threads while it does.
 
     Attributes:
         due_ns: when ``look`` should be called next, on the clock of ``time.perf_counter_ns``.
@@ -36,12 +43,13 @@ class BusyCores:
 
     def __init__(self) -> None:
         self.due_ns = 0
-        self._before: tuple[int, int] | None = None
+        self._before: tuple[int, float, float] | None = None
+        self._limit = threads.ALL
         self._release: Callable[[], None] | None = None
         self._looking = threading.Lock()
 
     def look(self, now_ns: int) -> None:
-        """Let threads spin or sleep, by how long they waited for cores since the last look."""
+        """Change how many threads work, by how long they waited for cores since the last look."""
         self.due_ns = now_ns + _INTERVAL_NS
         if self._looking.acquire(blocking=False):  # else another thread looks
             try:
@@ -50,31 +58,59 @@ class BusyCores:
                 self._looking.release()
 
     def _look(self, now_ns: int) -> None:
-        waited = _waited_ns()
-        if waited is None:  # not Linux: OpenMP is another one there, too
+        waited, idle = _waited_s(), _idle_s()
+        if waited is None or idle is None:  # not Linux: OpenMP is another one there, too
             self.due_ns = _NEVER
             return
-        before, self._before = self._before, (now_ns, waited)
+        before, self._before = self._before, (now_ns, waited, idle)
         if before is None:
             return
-        share = (waited - before[1]) / (now_ns - before[0])
-        if self._release is None and share > _BUSY and torch.get_num_threads() > 1:
+        seconds = (now_ns - before[0]) / 1e9
+        self._follow((waited - before[1]) / seconds, (idle - before[2]) / seconds)
+
+    def _follow(self, waiting: float, idle: float) -> None:
+        """Change how many threads work.
+
+        Args:
+            waiting: how many threads of this process waited for a core, on average.
+            idle: how many cores were idle.
+        """
+        most = torch.get_num_threads()
+        now = min(self._limit, most)
+        if waiting > _BUSY:
+            now = max(1, now - max(1, round(waiting)))
+        elif idle > _IDLE:
+            now += round(idle)
+        self._limit = now if now < most else threads.ALL
+        threads.limit(self._limit)
+        if self._limit < most and self._release is None:
             self._release = _sleeping_threads()
-            self.due_ns = _NEVER if self._release is None else self.due_ns
-        elif self._release is not None and share < _IDLE:
+        elif self._limit >= most and self._release is not None:
             self._release()
             self._release = None
 
 
-def _waited_ns() -> int | None:
-    """Return how long threads of this process had work and no core; None if it is unknown."""
+def _waited_s() -> float | None:
+    """Return the seconds that threads of this process had work and no core; None if unknown."""
     waited = None
     with contextlib.suppress(OSError):
         for task in _TASKS.iterdir():
             with contextlib.suppress(OSError, ValueError, IndexError):  # it may have ended
                 own = int((task / "schedstat").read_text(encoding="ascii").split()[1])
                 waited = (waited or 0) + own
-    return waited
+    return None if waited is None else waited / 1e9
+
+
+def _idle_s() -> float | None:
+    """Return the seconds that the cores of this process were idle; None if unknown."""
+    try:
+        lines = _STATISTICS.read_text(encoding="ascii").splitlines()
+        cores = {f"cpu{each}" for each in os.sched_getaffinity(0)}
+        times = [line.split() for line in lines]
+        idle = [int(each[4]) + int(each[5]) for each in times if each and each[0] in cores]
+    except (OSError, AttributeError, ValueError, IndexError):
+        return None
+    return sum(idle) / os.sysconf("SC_CLK_TCK") if idle else None
 
 
 def _sleeping_threads() -> Callable[[], None] | None:

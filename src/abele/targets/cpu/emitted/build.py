@@ -15,7 +15,7 @@ import torch
 from abele.compilers import run_compiler
 from abele.errors import CompilerError, CorruptExecutable
 from abele.kernels import build as kernels
-from abele.kernels import sources
+from abele.kernels import sources, threads
 from abele.storage import temporary
 from abele.targets import translation
 from abele.targets.cpu.compiler import compiler, instruction_set
@@ -189,6 +189,6 @@ def loaded(code: bytes) -> ctypes.CDLL:
         path = os.path.join(folder, "program.so")
         Path(path).write_bytes(code)
         try:
-            return ctypes.CDLL(path)
-        except OSError as error:
+            return threads.follow(ctypes.CDLL(path))
+        except (OSError, ValueError) as error:
             raise CorruptExecutable(f"The compiled code cannot be loaded: {error}.") from error
