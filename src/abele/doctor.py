@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import re
@@ -98,7 +99,12 @@ def _machine() -> Iterator[Finding]:
     capability = torch.backends.cpu.get_cpu_capability()
     yield Finding("machine", "instructions", capability, get_target("cpu").why_slow())
     threads = f"{processor.cores()} usable by this process; torch uses {torch.get_num_threads()}"
-    yield Finding("machine", "cores", threads)
+    quota, advice = processor.quota(), None
+    if quota is not None:
+        threads += f"; the container has the time of {quota:g}"
+        if torch.get_num_threads() > math.ceil(quota):
+            advice = f"Set OMP_NUM_THREADS={math.ceil(quota)}: more threads wait for each other."
+    yield Finding("machine", "cores", threads, advice)
     memory = systems.memory()
     yield Finding("machine", "memory", _size(memory) if memory else "unknown")
 

@@ -6,10 +6,12 @@ import functools
 import hashlib
 import os
 import platform
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 _DESCRIPTION = Path("/proc/cpuinfo")
+_GROUP = Path("/sys/fs/cgroup")  # of the container
 # Linux's field names of a processor's instruction sets: x86, ARM, RISC-V.
 _INSTRUCTIONS = ("flags", "Features", "isa")
 
@@ -24,6 +26,21 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def quota() -> float | None:
+    """Return how many cores' time the container of this process may use; None if unlimited.
+
+    Source: Linux's documentation of control groups, ``cpu.max`` of version 2 and the files of 1.
+    """
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        try:
+            text = " ".join((_GROUP / name).read_text(encoding="ascii").strip() for name in names)
+        except OSError:
+            continue
+        if match := re.fullmatch(r"(\d+) (\d+)", text):
+            return int(match[1]) / int(match[2])
+    return None
 
 
 def instructions() -> str:

@@ -20,6 +20,7 @@ def environment(monkeypatch):
     """The environment, without variables of abele."""
     for name in variables.unknown(doctor.os.environ) | variables.VARIABLES:
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(doctor.processor, "quota", lambda: None)
     return monkeypatch
 
 
@@ -50,6 +51,15 @@ def test_what_is_missing_comes_with_advice(environment, capsys):
     assert "looked for /missing/g++ on PATH" in advice["compiler"]
     assert advice["ABELE_TARGT"] == "Did you mean ABELE_TARGET?"
     assert "ABELE_FURTHER" not in advice
+
+
+def test_more_threads_than_a_container_has_time_for_are_advice(environment, capsys):
+    environment.setattr(doctor.processor, "quota", lambda: 1.5)
+    environment.setattr(doctor.torch, "get_num_threads", lambda: 8)
+    assert __main__.main(["doctor"]) == 1
+    said = capsys.readouterr().out
+    assert "torch uses 8; the container has the time of 1.5" in said
+    assert "- cores: Set OMP_NUM_THREADS=2: more threads wait for each other." in said
 
 
 def test_a_target_that_does_not_exist_is_advice(environment, capsys):

@@ -81,3 +81,22 @@ def test_processors_of_one_level_share_kernels_but_no_executables(machine, monke
     (isa, kernels), (other_isa, other_kernels) = names
     assert isa != other_isa
     assert kernels == other_kernels
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"cpu.max": "150000 100000\n"}, 1.5),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 0.5),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({"cpu.max": "many\n"}, None),
+        ({}, None),
+    ],
+)
+def test_the_quota_is_that_of_the_container(files, expected, tmp_path, monkeypatch):
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(processor, "_GROUP", tmp_path)
+    assert processor.quota() == expected

@@ -1,18 +1,19 @@
 """Keeps steps fast on cores that other processes use too: fewer threads work, waiting ones sleep.
 
 Where other processes take cores, a thread that meets others waits until the slowest has had its
-turns on a core. So compiled code is limited to as many threads as find a core; one of them computes
-the parts of several, which gives the same bits. Operators of torch divide their work by the number
-of threads, and keep it. Their threads, of GNU's OpenMP library, spin for milliseconds at each
-barrier before they sleep, on the core that the thread they wait for needs. The library spins for
-microseconds alone while a process has more of its threads than cores, so busy cores get threads
-that sleep.
+turns on a core. So compiled code is limited to as many threads as find a core, in a container to
+its share of them; one thread computes the parts of several, which gives the same bits. Operators of
+torch keep their threads, by whose number they divide their work. GNU's OpenMP library lets those
+spin for milliseconds at each barrier, on the core that the thread they wait for needs, and for
+microseconds while a process has more of its threads than cores. So busy cores get threads that
+sleep.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -75,17 +76,18 @@ class BusyCores:
             waiting: how many threads of this process waited for a core, on average.
             idle: how many cores were idle.
         """
-        most = torch.get_num_threads()
+        all_threads, quota = torch.get_num_threads(), processor.quota()
+        most = all_threads if quota is None else max(1, min(all_threads, math.ceil(quota)))
         now = min(self._limit, most)
         if waiting > _BUSY:
             now = max(1, now - max(1, round(waiting)))
         elif idle > _IDLE:
-            now += round(idle)
-        self._limit = now if now < most else threads.ALL
+            now = min(most, now + round(idle))
+        self._limit = now if now < all_threads else threads.ALL
         threads.limit(self._limit)
-        if self._limit < most and self._release is None:
+        if now < all_threads and self._release is None:
             self._release = _sleeping_threads()
-        elif self._limit >= most and self._release is not None:
+        elif now == all_threads and self._release is not None:
             self._release()
             self._release = None
 

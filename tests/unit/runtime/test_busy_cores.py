@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import poptorch
+from abele import processor
 from abele.kernels import threads
 from abele.runtime import busy_cores
 from abele.runtime.busy_cores import BusyCores
@@ -54,6 +55,12 @@ def test_fewer_threads_work_while_they_wait_for_cores(watch):
 
 def test_waiting_threads_are_stopped_although_a_core_was_idle(watch):
     assert watch(2.0, 1.0) == 2
+
+
+@pytest.mark.parametrize(("quota", "working"), [(1.5, 2), (0.5, 1), (8.0, 4)])
+def test_a_container_gets_no_more_threads_than_its_time(quota, working, watch, monkeypatch):
+    monkeypatch.setattr(processor, "quota", lambda: quota)
+    assert [watch(0.0, idle) for idle in (0, 3)] == [working, working]
 
 
 def test_a_single_thread_works_on(watch, monkeypatch):
