@@ -124,8 +124,9 @@ def choose_target() -> tuple[Target, bool]:
                 f"Unset {ENVIRONMENT} to let abele choose."
             )
         return target, True
-    cuda = get_target("cuda")
-    return (cuda if cuda.unavailable() is None else get_target("cpu")), False
+    # Without CUDA in torch, loading that target would be for nothing.
+    is_usable = torch.version.cuda is not None and get_target("cuda").unavailable() is None
+    return get_target("cuda" if is_usable else "cpu"), False
 
 
 def choose_target_of(device: torch.device) -> tuple[Target, bool]:

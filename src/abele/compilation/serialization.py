@@ -258,7 +258,7 @@ def _graph_of(
             root.register_buffer(_identifier(name), constant)
     graph = torch.fx.Graph()
     nodes: dict[str, torch.fx.Node] = {}
-    mode = _torch.FakeTensorMode(allow_non_fake_inputs=True)
+    mode = _torch.static_fakes()
     for each in data["nodes"]:
         nodes[each["node_name"]] = _node_of(graph, each, nodes, mode)
     return torch.fx.GraphModule(root, graph)
@@ -285,8 +285,7 @@ def _node_of(
 
     def tensor(content: list[Any]) -> torch.Tensor:
         shape, stride, dtype, device = content
-        with mode:
-            return torch.empty_strided(shape, stride, dtype=decode(dtype), device=device)
+        return _torch.laid_out(shape, stride, decode(dtype), torch.device(device), mode)
 
     value = decode(data["val"], {"tensor": tensor})
     if value is not None or op != "output":

@@ -2,6 +2,8 @@
 
 import copy
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -92,6 +94,23 @@ def test_a_new_process_goes_on_without_the_class(path, tmp_path):
     model = everything(9)
     model.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
     assert_same_state(model, wrapped)
+
+
+_COLD = """
+import sys, torch, poptorch
+poptorch.load(sys.argv[1])(torch.ones(8, 4))
+print("torch._dynamo" in sys.modules)
+"""
+
+
+def test_loading_waits_for_no_compiler_of_torch(path):
+    wrapped = poptorch.inferenceModel(everything().eval(), options())
+    wrapped(torch.ones(8, 4))
+    wrapped.save(path)
+    # In a new process of Python: those that tests start have the compiler already.
+    command = [sys.executable, "-W", "ignore", "-c", _COLD, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.endswith("False\n")
 
 
 # -- inference -------------------------------------------------------------------------------
