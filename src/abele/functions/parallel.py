@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from abele import _torch
 from abele._torch import replicas
 from abele._torch.distributed_tensors import is_sharded
 from abele.errors import CaptureError
+from abele.functions.replaced import replaced
 from abele.functions.state import NotYetError, Reached
 from abele.ops.host_call import HostCalls, exchange
 from abele.program.core import line_of
@@ -83,27 +83,24 @@ class Replicas:
         Raises:
             CaptureError: the program would not exchange what the function does.
         """
-        parallel: Any = DistributedDataParallel
-        forward, backward = parallel.forward, torch.autograd.backward
-        thread = threading.get_ident()
 
-        def traced_forward(model: Any, *args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != thread:
-                return forward(model, *args, **kwargs)
-            self._begin(model)
-            return model.module(*args, **kwargs)
+        def forward_of(original: Callable[..., Any]) -> Callable[..., Any]:
+            def forward(model: Any, *args: Any, **kwargs: Any) -> Any:
+                self._begin(model)
+                return model.module(*args, **kwargs)
 
-        @functools.wraps(backward)
-        def traced_backward(*args: Any, **kwargs: Any) -> None:
-            ours = threading.get_ident() == thread
-            with self._exchanging() if ours else contextlib.nullcontext():
-                backward(*args, **kwargs)
+            return forward
 
-        parallel.forward, torch.autograd.backward = traced_forward, traced_backward
-        try:
+        def backward_of(original: Callable[..., Any]) -> Callable[..., Any]:
+            def backward(*args: Any, **kwargs: Any) -> None:
+                with self._exchanging():
+                    original(*args, **kwargs)
+
+            return backward
+
+        forwards = DistributedDataParallel, "forward", forward_of
+        with replaced(forwards, (torch.autograd, "backward", backward_of)):
             yield
-        finally:
-            parallel.forward, torch.autograd.backward = forward, backward
         for node in reversed(_torch.traced_nodes()):
             if "c10d" in str(node.target):
                 raise CaptureError(

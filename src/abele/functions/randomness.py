@@ -7,8 +7,7 @@ import contextlib
 import inspect
 import logging
 import random
-import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import torch
 
 from abele import _torch
 from abele.errors import CaptureError
+from abele.functions.replaced import replaced
 from abele.program.core import is_library
 from abele.warn import user_line
 
@@ -37,31 +37,28 @@ def without_random_numbers() -> Generator[list[str]]:
     """
     python, numpys = random.getstate(), np.random.get_state(legacy=False)
     torchs, seeded, repeated = _stream(), list[str](), list[str]()
-    functions: Any = torch
-    originals = functions.manual_seed, _random.fork_rng
 
-    thread = threading.get_ident()
+    def seeding(original: Callable[..., Any]) -> Callable[..., Any]:
+        def seed(number: int) -> torch.Generator:
+            seeded.append("manual_seed")
+            return original(number)
 
-    def seed(number: int) -> torch.Generator:
-        seeded.extend(["manual_seed"] if threading.get_ident() == thread else [])
-        return originals[0](number)
+        return seed
 
-    def fork(*args: Any, **kwargs: Any) -> Any:
-        frame = inspect.currentframe()
-        caller = None if frame is None else frame.f_back
-        is_checkpoint = caller is not None and is_library(caller.f_code.co_filename)
-        if threading.get_ident() == thread:
-            (repeated if is_checkpoint else seeded).append("fork_rng")
-        return originals[1](*args, **kwargs)
+    def forking(original: Callable[..., Any]) -> Callable[..., Any]:
+        def fork(*args: Any, **kwargs: Any) -> Any:
+            (repeated if is_library(_caller()) else seeded).append("fork_rng")
+            return original(*args, **kwargs)
 
-    functions.manual_seed, _random.fork_rng = seed, fork
+        return fork
+
     try:
-        yield repeated
+        with replaced((torch, "manual_seed", seeding), (_random, "fork_rng", forking)):
+            yield repeated
         now = random.getstate(), repr(np.random.get_state(legacy=False))
         drawn = now != (python, repr(numpys))
         seeded += [] if _stream() == torchs else ["a seed"]
     finally:
-        functions.manual_seed, _random.fork_rng = originals
         random.setstate(python)
         np.random.set_state(numpys)
         with _torch.outside_the_trace():
@@ -90,29 +87,35 @@ def without_output() -> Generator[None]:
     Raises:
         CaptureError: at the print or log.
     """
-    prints, handle = builtins.print, logging.Logger.handle
-    thread = threading.get_ident()
 
     def refuse(file: str) -> None:
-        if threading.get_ident() == thread and not is_library(file):
+        if not is_library(file):
             raise CaptureError(
                 f"The function prints or logs, at {user_line()}, which a program does not repeat. "
                 "Do that in a statement of the decorated function itself, or outside."
             )
 
-    def refused_print(*args: Any, **kwargs: Any) -> None:
-        frame = inspect.currentframe()
-        caller = None if frame is None else frame.f_back
-        refuse("" if caller is None else caller.f_code.co_filename)
-        prints(*args, **kwargs)
+    def printing(original: Callable[..., Any]) -> Callable[..., Any]:
+        def prints(*args: Any, **kwargs: Any) -> None:
+            refuse(_caller())
+            original(*args, **kwargs)
 
-    def refused_handle(logger: logging.Logger, record: logging.LogRecord) -> None:
-        refuse(record.pathname)
-        handle(logger, record)
+        return prints
 
-    changed: Any = (builtins, logging.Logger)
-    changed[0].print, changed[1].handle = refused_print, refused_handle
-    try:
+    def logging_of(original: Callable[..., Any]) -> Callable[..., Any]:
+        def handle(logger: logging.Logger, record: logging.LogRecord) -> None:
+            refuse(record.pathname)
+            original(logger, record)
+
+        return handle
+
+    with replaced((builtins, "print", printing), (logging.Logger, "handle", logging_of)):
         yield
-    finally:
-        changed[0].print, changed[1].handle = prints, handle
+
+
+def _caller() -> str:
+    """Return the file of the code that has called a replaced function."""
+    frame = inspect.currentframe()
+    for _ in range(3):  # this function, the replacement, and what chooses it
+        frame = None if frame is None else frame.f_back
+    return "" if frame is None else frame.f_code.co_filename
