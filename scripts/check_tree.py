@@ -18,8 +18,8 @@ UNCLEAR = re.compile(
 # Lines of Python and C++ per folder, in hundreds. They only go down: a commit that raises one says
 # which published program, test of the original or row of a benchmark needs it.
 BUDGETS = {
-    "src": 1125,
-    "src/abele/_torch": 20,
+    "src": 1136,
+    "src/abele/_torch": 22,
     "src/abele/arena": 12,
     "src/abele/capture": 35,
     "src/abele/collectives": 13,
@@ -27,7 +27,7 @@ BUDGETS = {
     "src/abele/differences": 12,
     "src/abele/dynamo": 7,
     "src/abele/fit": 15,
-    "src/abele/functions": 56,
+    "src/abele/functions": 64,
     "src/abele/kernels": 122,
     "src/abele/ops": 21,
     "src/abele/passes": 31,
@@ -48,7 +48,7 @@ BUDGETS = {
     "src/popdist": 31,
     "src/poptorch": 170,
     "src/sambaflow": 33,
-    "tests": 904,
+    "tests": 917,
     "tests/unit/port": 59,
     "benchmarks": 85,
 }

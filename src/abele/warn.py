@@ -7,9 +7,12 @@ import inspect
 import linecache
 import sys
 import warnings
+from pathlib import Path
 from types import FrameType
 
 from abele.program.core import is_library
+
+_OWN = Path(__file__).parent
 
 
 def warn_user(message: str, category: type[Warning]) -> None:
@@ -23,6 +26,19 @@ def user_line() -> str:
     _, frame = _innermost()
     file, line = frame.f_code.co_filename, frame.f_lineno
     return f"{file}:{line}: `{linecache.getline(file, line).strip()}`"
+
+
+def called_by_user() -> bool:
+    """Return whether the user's code calls what this project has replaced, and no library."""
+    frame = inspect.currentframe()
+    while frame is not None and _is_between(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame is not None and not is_library(frame.f_code.co_filename)
+
+
+def _is_between(file: str) -> bool:
+    """Return whether a file is this project's, or torch's for functions that are replaced."""
+    return Path(file).is_relative_to(_OWN) or file.endswith("overrides.py")
 
 
 def _innermost() -> tuple[int, FrameType]:

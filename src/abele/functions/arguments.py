@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from abele import _torch
 from abele.errors import CaptureError
 from abele.functions import batches
+from abele.functions.arrays import GivenArray, as_tensor
 from abele.functions.frames import PLAIN
 from abele.functions.state import same
 from abele.functions.varying import Unread
@@ -34,6 +36,7 @@ class Arguments:
         others: the arguments that are no tensors.
         objects: those that are taken apart, of the call that was accepted last.
         copies: of these, with which the call is traced.
+        arrays: the NumPy arrays among the leaves, their types by index.
     """
 
     def __init__(
@@ -45,22 +48,25 @@ class Arguments:
         expands: bool = False,
     ):
         self._expands, self.copies = expands, list[Any]()
-        self.objects = list[Any]()
+        self.objects, self._errors = list[Any](), list[CaptureError]()
         leaves, self._structure = self._flat(args, kwargs)
         self._unread = {i: each for i, each in (unread or {}).items() if isinstance(i, int)}
         self.present: Sequence[Any] = leaves
         self.given: Sequence[Any] = leaves
-        self._leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        self._tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        converted = [*map(as_tensor, leaves)]
+        self._tensors = [i for i, leaf in enumerate(converted) if isinstance(leaf, torch.Tensor)]
+        self.arrays = {i: leaves[i].dtype for i in self._tensors if converted[i] is not leaves[i]}
+        self._leaves = [None if i in self._tensors else leaf for i, leaf in enumerate(leaves)]
         taken = {*self._tensors, *self._unread}
         self._compared = [index for index in range(len(leaves)) if index not in taken]
-        tensors = [leaves[index] for index in self._tensors]
+        tensors = [converted[index] for index in self._tensors]
         for tensor in tensors:
             _check(tensor)
         self._layouts = [layout(tensor) for tensor in tensors]
         self._orders = [order(tensor) for tensor in tensors]
         self._is_contiguous = all(tensor.is_contiguous() for tensor in tensors)
-        self._plain = not kwargs and len(self._tensors) == len(leaves) == len(args)
+        all_tensors = not kwargs and len(self._tensors) == len(leaves) == len(args)
+        self._plain = all_tensors and not self.arrays
         self._examples = tensors
         values = self.inputs(tensors)
         self.named = [
@@ -80,15 +86,26 @@ class Arguments:
         """The leaves of the arguments that are no tensors."""
         return [self._leaves[index] for index in {*self._compared, *self._unread}]
 
+    @property
+    def contiguous(self) -> list[int | None]:
+        """The index of each tensor whose memory an input of the program has; None for others."""
+        pairs = zip(self._tensors, self._layouts, strict=True)
+        return [index if expected[3] else None for index, expected in pairs]
+
     def rebuilt(self, inputs: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return arguments with other tensors, in the layouts of the call's own."""
         leaves = list(self._leaves)
+        self._errors.clear()
         for index, stand_in in self._unread.items():
             leaves[index] = stand_in
         for index, how, tensor in zip(self._tensors, self._orders, inputs, strict=True):
             if how != sorted(how):
                 tensor = tensor.permute([how.index(axis) for axis in range(len(how))])
             leaves[index] = tensor
+            if index in self.arrays:
+                now = operator.itemgetter(index)
+                dtype = self.arrays[index]
+                leaves[index] = GivenArray(index, tensor, dtype, now, self._errors)
         self.given = leaves
         if not self._expands:
             return _torch.unflatten(leaves, self._structure)
@@ -99,8 +116,11 @@ class Arguments:
         """Refuse a function that has changed the lists or dictionaries that it was given.
 
         Raises:
-            CaptureError: ``args`` and ``kwargs`` have other leaves than the trace has begun with.
+            CaptureError: ``args`` and ``kwargs`` have other leaves than the trace has begun with,
+                or the function has computed with elements of an array.
         """
+        for error in self._errors:  # which the user's code has caught
+            raise error
         leaves, structure = self._flat(args, kwargs)
         if structure != self._structure or any(
             a is not b for a, b in zip(leaves, self.given, strict=True)
@@ -130,6 +150,11 @@ class Arguments:
                 return None
             self.present = leaves
             tensors = [leaves[index] for index in self._tensors]
+            if self.arrays:
+                kinds = zip(self._tensors, tensors, strict=True)
+                tensors = [as_tensor(leaf) if i in self.arrays else leaf for i, leaf in kinds]
+                if any(isinstance(leaves[index], torch.Tensor) for index in self.arrays):
+                    return None
         for tensor, expected in zip(tensors, self._layouts, strict=True):
             if not isinstance(tensor, torch.Tensor) or layout(tensor) != expected:
                 return None

@@ -12,14 +12,17 @@ import types
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from abele import _torch
 from abele.capture import reachable
+from abele.functions.arrays import GivenArray
 from abele.functions.frames import PLAIN
 
 _Structure = tuple[Any, tuple[Any, ...]]
 _DEPTH = 4
+_HELD = (torch.Tensor, np.ndarray, GivenArray)
 _MAKERS = (object.__new__, types.SimpleNamespace.__new__)  # that need no arguments
 
 
@@ -78,11 +81,7 @@ def _fields(value: Any, depth: int = _DEPTH) -> dict[str, Any] | None:
     fields = {label[1:]: part for label, part in reachable.attributes(value)}
     parts, _ = _torch.flatten([*fields.values()])
     for part in parts:
-        plain = isinstance(part, PLAIN) or type(part) is torch.Tensor or _is_traced(part)
-        if not plain and _fields(part, depth - 1) is None:
+        known = isinstance(part, (*PLAIN, _torch.FakeTensor)) or type(part) in _HELD
+        if not known and _fields(part, depth - 1) is None:
             return None
     return fields if any(not isinstance(part, PLAIN) for part in parts) else None
-
-
-def _is_traced(value: Any) -> bool:
-    return isinstance(value, _torch.FakeTensor)

@@ -12,36 +12,39 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import threading
 import types
-import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from abele import _torch
+from abele._torch import casts, scaling
 from abele._torch.dynamo import compiled_functions_run_plainly
 from abele.capture import reachable
 from abele.capture.core import tracing
 from abele.capture.diagnose import explained
+from abele.capture.leftovers import ABSENT
 from abele.capture.replacements import recurrent_layers
 from abele.capture.replacements.portable import portable_functions
 from abele.containers import is_list
-from abele.errors import CaptureError, DataDependentError
-from abele.functions.arguments import Arguments
+from abele.errors import CaptureError
+from abele.functions import arrays
+from abele.functions.arguments import Arguments, order
 from abele.functions.frames import PLAIN
 from abele.functions.host import Host
+from abele.functions.journal import Grad, GradJournal, RealTensors
 from abele.functions.optimizers import Numbers, TracedSteps
 from abele.functions.parallel import Replicas
 from abele.functions.randomness import without_output, without_random_numbers
-from abele.functions.state import Changed, Reached, Stored
-from abele.functions.varying import Slots, Unread, Varying
+from abele.functions.replaced import replaced
+from abele.functions.state import Changed, NotYetError, Reached, Stored
+from abele.functions.varying import Item, Place, Slots, Unread, Varying, entry_of
 from abele.ops.host_call import HostCalls
 from abele.ops.recurrent import StepsNeeded
 from abele.ops.value_check import checked
 from abele.program import Program, Role
+from abele.program.aliasing import base, written
 from abele.trace import scopes, tracer
 from abele.trace.adopted import Adopted, Reading, SharedMemoryError
 from abele.trace.module_state import named_modules
@@ -50,14 +53,8 @@ from abele.trace.tensor_names import Lookup
 from abele.trace.tracer import Values
 from abele.warn import user_line
 
-_Tensor: Any = torch.Tensor  # its attributes have no types
-_READ_MEMORY = {_Tensor.tolist, _Tensor.numpy, _Tensor.__array__}
-_OF_GRADIENT = (
-    *(_Tensor.grad.__get__, _Tensor.grad.__set__, _Tensor.grad.__delete__),
-    *(_Tensor.requires_grad.__set__, _Tensor.requires_grad_),
-)
-_ALIASING = (_Tensor.data.__get__, _Tensor.detach)
 _MOST_TRACES = 4
+_TO_COPY: Any = torch.ops.aten._to_copy.default
 _OF_DISTRIBUTIONS = (
     "an argument of a distribution, or a value passed to its log_prob, is invalid or not a number. "
     "Call the function without abele.compile to see it."
@@ -86,6 +83,50 @@ class GivenBatch:
     index: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A tensor that each call finds in a Python object, and replaces.
+
+    Attributes:
+        place: of the tensor, or of a structure that has it.
+        index: among the leaves of the structure.
+        structure: as ``flatten`` returns it.
+    """
+
+    place: Place
+    index: int
+    structure: Any
+
+    def get(self) -> Any:
+        """Return the present tensor; None if the structure is another one."""
+        leaves, structure = _torch.flatten(self.place.get())
+        return leaves[self.index] if structure == self.structure else None
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """A leaf of a function's result in the memory of an output, an argument or a tensor of state.
+
+    Attributes:
+        source: what has the memory, as a contiguous tensor if it is an output or argument.
+        shape: of the leaf.
+        strides: of the leaf, in elements.
+        offset: of the leaf in the source, in elements.
+        dtype: of the leaf.
+    """
+
+    source: Output | Given | torch.Tensor
+    shape: Sequence[int]
+    strides: Sequence[int]
+    offset: int
+    dtype: torch.dtype
+
+    def of(self, source: torch.Tensor) -> torch.Tensor:
+        """Return the leaf in the memory of a tensor that stands for the source in a call."""
+        flat = source.detach().view(-1).view(self.dtype)
+        return flat.as_strided(self.shape, self.strides, flat.storage_offset() + self.offset)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gradients:
     """The effects of a call on ``grad`` of the tensors that it trains.
@@ -94,14 +135,12 @@ class Gradients:
         kept: tensors whose gradient stays, and the index of the program's output that has it.
         emptied: tensors whose ``grad`` is None after the call.
         absent: tensors whose ``grad`` has to be None before the call.
-        given: tensors whose gradients are inputs of the program, behind its arguments.
         dropped: how many gradients an update has used up, which are not written to memory.
     """
 
     kept: Mapping[torch.Tensor, int]
     emptied: Sequence[torch.Tensor]
     absent: Sequence[torch.Tensor]
-    given: Sequence[torch.Tensor]
     dropped: int
 
 
@@ -112,17 +151,22 @@ class CapturedCall:
     Attributes:
         program: ``step`` if it trains, else ``forward``.
         structure: of the function's result, and of what statements of the host read.
-        leaves: of the result: ``Output``, ``Given``, or an object that every call returns.
+        leaves: of the result: ``Output``, ``Given``, ``View``, or an object that all calls return.
         tensors: the user's tensors behind the slots of state, by slot.
         state: the same memory as the slots have it.
         numbers: of the optimizers that step.
         schedulers: those whose steps end the call, in order.
         gradients: effects on ``grad``.
+        given: return the further inputs of the program, behind its arguments: gradients that the
+            call finds, and tensors that it replaces in Python objects.
         stored: tensors that the call keeps in Python objects.
         read: values of state that Python has read.
         varying: numbers of Python that are slots, by the names of these.
         free: these and other values of Python, on whose types alone the program depends.
+        items: what stands for numbers of tensors.
         calls: what the program calls to exchange tensors with other processes.
+        casts: weights whose casts ``torch.autocast`` keeps beyond the call.
+        scalers: objects of ``torch.amp.GradScaler`` that the function reaches.
     """
 
     program: Program
@@ -133,11 +177,15 @@ class CapturedCall:
     numbers: Sequence[Numbers]
     schedulers: Sequence[Any]
     gradients: Gradients
+    given: Sequence[Callable[[], Any]]
     stored: Sequence[Stored]
     read: Sequence[Reading]
     varying: Mapping[str, Varying]
     free: Sequence[Unread]
+    items: Sequence[Item]
     calls: HostCalls
+    casts: Sequence[torch.Tensor]
+    scalers: Sequence[Any]
 
 
 def capture(
@@ -169,21 +217,22 @@ def capture(
         Exception: of the function itself.
     """
     whole: frozenset[int] = frozenset()
+    entries = dict[int, Entry]()
     whole_layers = True
     with tracing():
         for _ in range(_MOST_TRACES):
             events = [] if host is None else host.events
-            steps = TracedSteps(stand_in, promoted, events, slots=slots)
             attempt = _Capture(
-                function,
-                arguments,
-                reached,
-                steps,
-                whole,
-                whole_layers,
-                keep_gradients,
-                host,
-                numbers,
+                function=function if host is None else host.remaining,
+                arguments=arguments,
+                reached=reached,
+                keep=keep_gradients,
+                host=host,
+                numbers=numbers,
+                steps=TracedSteps(stand_in, promoted, events, slots=slots, free=numbers.stand_ins),
+                whole=whole,
+                whole_layers=whole_layers,
+                entries=entries,
             )
             try:
                 return attempt.made()
@@ -193,46 +242,58 @@ def capture(
                 if error.memory in whole:
                     raise
                 whole |= {error.memory}
+            except _ReplacedError as error:
+                entries |= error.entries
+            finally:
+                reached.put_back()
     raise CaptureError("The function uses tensors that overlap in memory in too many ways.")
 
 
+@dataclasses.dataclass(kw_only=True)
 class _Capture:
-    """An attempt to capture a call."""
+    """An attempt to capture a call.
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        arguments: Arguments,
-        reached: Reached,
-        steps: TracedSteps,
-        whole: frozenset[int],
-        whole_layers: bool,
-        keep_gradients: bool,
-        host: Host | None,
-        numbers: Slots,
-    ):
-        self._numbers = numbers
-        self._function = function if host is None else host.remaining
-        self._host, self._arguments = host, arguments
-        self._whole_layers, self._keep = whole_layers, keep_gradients
-        self._reached = reached
-        self._names = _Names(reached)
-        self._replicas = Replicas(reached)
-        self.steps, self._stored = steps, list[Stored]()
-        self.adopted = Adopted(self._describe, whole, code_of(self._function))
-        self._grads = _GradJournal()
+    Attributes:
+        function: what is traced.
+        whole: see ``Adopted``.
+        whole_layers: recurrent layers are one operator.
+        entries: tensors of Python objects that are inputs of the program, by their memory.
+    """
+
+    function: Callable[..., Any]
+    arguments: Arguments
+    reached: Reached
+    keep: bool
+    host: Host | None
+    numbers: Slots
+    steps: TracedSteps
+    whole: frozenset[int]
+    whole_layers: bool
+    entries: Mapping[int, Entry]
+
+    _observed_tensors: RealTensors = dataclasses.field(init=False)
+
+    def __post_init__(self):
+        self.numbers.items.clear()
+        self._names, self._replicas = _Names(self.reached), Replicas(self.reached)
+        self._stored = list[Stored]()
+        self.adopted = Adopted(self._describe, self.whole, code_of(self.function))
+        self._grads = GradJournal()
         self._backward = False
         self._repeated: Sequence[str] = ()
         self._caches_casts = torch.is_autocast_cache_enabled()  # a trace of torch's turns it off
+        self._keeps_casts, self._casts = casts.are_kept(), list[torch.Tensor]()
         self._outputs: list[tuple[torch.Tensor, Output]] = []
         self._checks: list[torch.Tensor] = []  # of arguments of distributions
         self._kept: list[torch.Tensor] = []  # tensors whose gradient stays
+        self._memory: dict[torch.fx.Node, Any] = {}  # that results share, with what has it
+        self._moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def _describe(self, tensor: torch.Tensor) -> tuple[str, Role]:
         if id(tensor) in self.steps.hyper:
             return self.steps.hyper[id(tensor)][0], Role.HYPER
-        if id(tensor) in self._numbers.tensors:
-            return self._numbers.tensors[id(tensor)][0], Role.HYPER
+        if id(tensor) in self.numbers.tensors:
+            return self.numbers.tensors[id(tensor)][0], Role.HYPER
         if tensor.requires_grad and not tensor.is_leaf:
             raise CaptureError(
                 f"The function computes with a tensor that has a gradient function from outside, "
@@ -244,55 +305,74 @@ class _Capture:
                 "tensors."
             )
         self._grads.note(tensor)
-        if self._grads.has_given(tensor):
-            return f"gradient{len(self.adopted.named)}", Role.INPUT
+        if self._grads.has_given(tensor) or _torch.memory_of(tensor) in self.entries:
+            return f"given{len(self.adopted.named)}", Role.INPUT
         return self._names.of(tensor)
 
     def made(self) -> CapturedCall:
         """Trace the call."""
+        self._clear_casts()
         try:
             program, (structure, leaves) = tracer.trace(
                 "step",
                 self._body,
-                self._arguments.named,
+                self.arguments.named,
                 _torch.static_fakes(),
                 Lookup(()),
                 self.adopted,
             )
         finally:
             journal = self._grads.restored()
+            if self._keeps_casts:
+                torch.clear_autocast_cache()  # casts without data
         self._check(journal, program)
-        effects, numbers = self._effects(journal, leaves), self._numbers
+        effects, numbers, slots = self._effects(journal, leaves), self.numbers, self._slots()
         written = {(slot.role, slot.name) for slot in program.inputs if slot.mutated}
         trains = any(role in (Role.PARAMETER, Role.OPTIMIZER_STATE) for role, _ in written)
-        self._arguments.check_memory(self.adopted.tensors, written)
-        slots = {
-            (item.role, item.name): (tensor, item.value)
-            for item, tensor in zip(self.adopted.named, self.adopted.tensors, strict=True)
-            if item.role not in (Role.HYPER, Role.INPUT)
-        }
+        self.arguments.check_memory(self.adopted.tensors, written)
         return CapturedCall(
             program=program.replace(name="step" if trains or self._backward else "call"),
             structure=structure,
             leaves=leaves[: len(leaves) - len(effects.kept)],
             tensors={key: tensor for key, (tensor, _) in slots.items()},
             state={key: laid for key, (_, laid) in slots.items()},
-            numbers=[
-                *self.steps.stepped.values(),
-                *self.steps.others(each for _, each in self._reached.optimizers.values()),
-            ],
+            numbers=self.steps.numbers(self.reached.optimizers, self._stored),
             schedulers=[each[0] for each in self.steps.schedules],
             gradients=effects,
+            given=self._given(journal),
             stored=self._stored,
             read=self.adopted.read,
             varying=numbers.used([item.name for item in self.adopted.named]),
             free=[*numbers.stand_ins.values()],
+            items=[*numbers.items],
             calls=self._replicas.calls,
+            casts=self._casts,
+            scalers=self.reached.scalers,
         )
 
-    def _check(self, journal: Sequence[_Grad], program: Program) -> None:
+    def _slots(self) -> dict[tuple[Role, str], tuple[torch.Tensor, torch.Tensor]]:
+        """Return the user's tensor and its memory as the slot has it, by slot of state."""
+        return {
+            (item.role, item.name): (tensor, item.value)
+            for item, tensor in zip(self.adopted.named, self.adopted.tensors, strict=True)
+            if item.role not in (Role.HYPER, Role.INPUT)
+        }
+
+    def _clear_casts(self) -> None:
+        """Remove the casts that autocast keeps, which the program makes itself."""
+        if not self._keeps_casts:
+            return
+        if not casts.are_current(self.reached.weights()):
+            raise NotYetError(
+                "The function is called in a block of torch.autocast that keeps casts of weights "
+                "from before. Plain PyTorch computes with these, even after an update: enter "
+                "autocast for each call, or inside the function."
+            )
+        torch.clear_autocast_cache()
+
+    def _check(self, journal: Sequence[Grad], program: Program) -> None:
         """Refuse what a program cannot repeat."""
-        self.steps.refuse_scheduled()
+        self.steps.refuse_scheduled(self._stored)
         if any(each.freezes for each in journal):
             raise CaptureError(
                 "The function leaves requires_grad of a tensor changed. Do that outside."
@@ -302,43 +382,70 @@ class _Capture:
                 "The function draws random numbers inside torch.utils.checkpoint, which have to be "
                 "drawn twice alike. Leave out the checkpoint or the dropout in it."
             )
-        # Stored tensors would be read by the next call.
-        used = {id(tensor) for tensor in self.adopted.tensors}
-        early = self._host is not None and self._host.has_early_events()
+        early = self.host is not None and self.host.has_early_events()
         for each in self._stored:
-            if early and issubclass(type(each.value), Unread):
+            if early and issubclass(type(each.before), Unread):
                 raise CaptureError(
                     "The function counts in code that it calls, and has statements that Python "
                     "runs after the program and that may read the count. Put these last."
                 )
-            leaves, _ = _torch.flatten(each.before)
-            if is_list(each.holder):
-                leaves = each.holder
-            if any(id(leaf) in used for leaf in leaves):
-                raise CaptureError(
-                    f"The function puts a new tensor in the place of one that it computes with "
-                    f"({each.key!r} of a {type(each.holder).__name__}). Write into it with copy_()."
-                )
+        self._require_inputs()
+
+    def _require_inputs(self) -> None:
+        """Let tensors that the call computes with, and replaces, be inputs of the program.
+
+        Raises:
+            _ReplacedError: they were not; trace the call again.
+            CaptureError: one is not dense, or is held elsewhere, too.
+        """
+        found = dict[int, Entry]()
+        for each in self._stored:
+            before, holder = each.before, each.holder
+            appends = before is ABSENT and is_list(holder)
+            leaves, structure = _torch.flatten(holder if appends else before)
+            place = entry_of(holder, each.key)
+            for index, leaf in enumerate(leaves):
+                known = self._observed_tensors.aliases_of(leaf)
+                if not any(id(each) in self.adopted.met for each in (leaf, *known)):
+                    continue
+                alone = leaf.permute(order(leaf)).is_contiguous() and self._is_alone(leaf)
+                if appends or not alone or place is None or self.reached.count(leaf) > 1:
+                    raise CaptureError(
+                        "The function puts a new tensor in the place of one that it computes with "
+                        f"({each.key!r} of a {type(holder).__name__}) and that is held elsewhere, "
+                        "too, or read from a list that grows. Write into it with copy_()."
+                    )
+                found[_torch.memory_of(leaf)] = Entry(place, index, structure)
+        if not found.keys() <= self.entries.keys():
+            raise _ReplacedError(found)
+
+    def _is_alone(self, tensor: torch.Tensor) -> bool:
+        """Return whether no other tensor that the call computes with shares memory with one."""
+        memory, aliases = _torch.memory_of(tensor), self._observed_tensors.aliases_of(tensor)
+        others = [each for each in self.adopted.met.values() if _torch.memory_of(each) == memory]
+        return all(any(each is known for known in (tensor, *aliases)) for each in others)
 
     def _body(self, values: Values) -> tuple[list[torch.Tensor], tuple[Any, list[Any]]]:
         inputs = list(values.of(Role.INPUT).values())
-        if self._host is not None:
-            self._host.start()
+        if self.host is not None:
+            self.host.start()
         result = self._called(inputs)
-        if self._host is not None:
-            self._host.check()
-        events = [] if self._host is None else list(self._host.events)
-        changes, self._stored = self._reached.changes()
+        if self.host is not None:
+            self.host.check()
+        events = [] if self.host is None else list(self.host.events)
+        changes, self._stored = self.reached.changes()
         if changes:
             raise ChangesError(changes)
         kept = [each.value for each in self._stored]
         schedules = [each[1:] for each in self.steps.schedules]
         flat, structure = _torch.flatten((result, events, kept, schedules, self._checks))
-        self._require_own(result, kept)
+        self._find_shared(flat, inputs)
         outputs: list[torch.Tensor] = []
         leaves: list[Any] = []
         for leaf in flat:
             leaves.append(self._leaf(leaf, outputs))
+        for item in self.numbers.items:
+            item.output = self._leaf(item.tensor, outputs).index
         for tensor in self._grads.made():
             if self._stays(tensor):
                 self._kept.append(tensor)
@@ -347,10 +454,18 @@ class _Capture:
         return outputs, (structure, leaves)
 
     def _leaf(self, leaf: Any, outputs: list[torch.Tensor]) -> Any:
-        for index, given in enumerate(self._arguments.given):
+        if id(leaf) in self._moved:
+            owner = self._moved[id(leaf)][1]
+            return View(owner, owner.shape, owner.stride(), 0, owner.dtype)
+        if isinstance(leaf, torch.Tensor) and not isinstance(leaf, _torch.FakeTensor):
+            if self._grads.has_given(leaf):
+                raise CaptureError("The function returns or keeps a gradient that it has found.")
+            if _torch.memory_of(leaf) in self.entries:
+                return self.entries[_torch.memory_of(leaf)]
+        for index, given in enumerate(self.arguments.given):
             if leaf is given and isinstance(leaf, _torch.FakeTensor):
                 return Given(index)
-        for index, copied in enumerate(self._arguments.copies):
+        for index, copied in enumerate(self.arguments.copies):
             if leaf is copied:
                 return GivenBatch(index)
         if issubclass(type(leaf), Unread):
@@ -367,24 +482,49 @@ class _Capture:
                 "the function under torch.no_grad(). torch.compile(backend='abele') compiles "
                 "functions whose backward is called outside."
             )
+        node = _torch.traced_node(leaf)
+        source = None if node is None else self._source(base(node), outputs)
+        if source is not None:
+            offset = int(leaf.storage_offset())
+            return View(source, leaf.shape, leaf.stride(), offset, leaf.dtype)
         outputs.append(leaf.detach())
         made = Output(len(outputs) - 1)
         self._outputs.append((leaf, made))
         return made
 
-    def _require_own(self, *results: Any) -> None:
-        """Refuse results that are views of state."""
-        for leaf in _torch.flatten(results)[0]:
-            given = any(leaf is each for each in self._arguments.given)
-            if isinstance(leaf, _torch.FakeTensor) and not given and self.adopted.has(leaf):
-                raise CaptureError(
-                    "The function returns or keeps a view of a parameter or other state, which "
-                    "later calls write. Return the tensor itself, or clone() of the view."
-                )
+    def _find_shared(self, leaves: Sequence[Any], inputs: Sequence[torch.Tensor]) -> None:
+        """Note the memory that several leaves of a result share, and that of arguments."""
+        layouts = set[Any]()
+        for leaf in leaves:
+            node = _torch.traced_node(leaf) if isinstance(leaf, torch.Tensor) else None
+            if node is not None:
+                layouts.add((base(node), *_layout(leaf)))
+        memories = collections.Counter(each[0] for each in layouts)
+        self._memory = {node: None for node, count in memories.items() if count > 1}
+        for index, tensor in zip(self.arguments.contiguous, inputs, strict=True):
+            node = _torch.traced_node(tensor)
+            if node is not None and index is not None:
+                self._memory[node] = Given(index)
+
+    def _source(self, memory: torch.fx.Node, outputs: list[torch.Tensor]) -> Any:
+        """Return what has the memory of a leaf; None if the leaf is an output of its own."""
+        state = self.adopted.tensor_of(memory)
+        if state is not None:
+            laid = dict(zip(map(id, self.adopted.tensors), self.adopted.named, strict=True))
+            named = laid[id(state)]
+            return None if named.role in (Role.INPUT, Role.HYPER) else named.value
+        value = memory.meta.get("val")
+        contiguous = isinstance(value, torch.Tensor) and value.is_contiguous()
+        if memory not in self._memory or not contiguous:
+            return None
+        if self._memory[memory] is None:
+            outputs.append(_torch.tracked_fake(memory).detach())
+            self._memory[memory] = Output(len(outputs) - 1)
+        return self._memory[memory]
 
     def _kept_object(self, leaf: Any) -> Any:
         """Return an object that a function returns; refuse it if it has traced tensors."""
-        known = self._reached.modules
+        known = self.reached.modules
 
         def enters(part: Any) -> bool:
             return id(part) not in known and not isinstance(part, (*PLAIN, torch.optim.Optimizer))
@@ -401,36 +541,64 @@ class _Capture:
         return leaf
 
     def _called(self, inputs: list[torch.Tensor]) -> Any:
-        args, kwargs = self._arguments.rebuilt(inputs)
+        args, kwargs = self.arguments.rebuilt(inputs)
         self._refuse_modules()
         modules: dict[torch.nn.Module, str] = {
             module: f"{path}.{name}".strip(".")
-            for path, each in self._reached.modules.values()
+            for path, each in self.reached.modules.values()
             for name, module in named_modules(each)
         }
-        if torch.is_autocast_enabled("cpu") and self._caches_casts:
-            raise CaptureError(
-                "The function is called under torch.autocast, which keeps casts of weights beyond "
-                "the call. Enter it inside the function, or with cache_enabled=False."
-            )
+        self._refuse_pending()
         with (
             _autocast_cache(enabled=self._caches_casts),
             torch.autograd.set_multithreading_enabled(False),
             without_random_numbers() as self._repeated,
             without_output(),
-            self._observed(),
+            self._observed() as observed,
             self.steps.replaced(),
             self._replicas.replaced(),
             explained(subject="The function"),
             scopes.recording(modules),
-            portable_functions(training=torch.is_grad_enabled(), whole_layers=self._whole_layers),
+            portable_functions(training=torch.is_grad_enabled(), whole_layers=self.whole_layers),
             compiled_functions_run_plainly(),
             _torch.distributions_check_by(self._check_later),
+            arrays.conversions(),
+            replaced(*scaling.replacements(self.steps.skipping)),
         ):
-            result = self._function(*args, **kwargs)
-        self._arguments.require_unchanged(args, kwargs)
+            result = self.function(*args, **kwargs)
+            observed.require_known()
+            self._observed_tensors = observed
+            self._casts = self._kept_casts()
+        self._refuse_pending()
+        self.arguments.require_unchanged(args, kwargs)
         self._check_gradients_of(inputs)
         return result
+
+    def _refuse_pending(self) -> None:
+        """Refuse a call that begins or ends between a scaler's step and its update."""
+        if any(map(scaling.is_pending, self.reached.scalers)):
+            raise CaptureError(
+                "The function begins or ends between unscale_() or step() of a GradScaler and its "
+                "update(). Call unscale_(), step() and update() in one function."
+            )
+
+    def _kept_casts(self) -> list[torch.Tensor]:
+        """Return the weights whose casts ``torch.autocast`` keeps beyond the call."""
+        found: dict[int, torch.Tensor] = {}
+        changed, dtype = set[torch.fx.Node](), torch.get_autocast_dtype("cpu")
+        for node in _torch.traced_nodes() if self._keeps_casts else ():
+            changed.update(map(base, written(node)))
+            casts_one = node.target is _TO_COPY and node.kwargs.get("dtype") == dtype
+            weight = self.adopted.tensor_of(node.args[0]) if casts_one else None
+            if weight is None or not casts.is_cast_once(weight):
+                continue
+            if node.args[0] in changed:
+                raise CaptureError(
+                    "The function changes a weight before torch.autocast casts it, and is called "
+                    "inside of autocast. Enter autocast in the function."
+                )
+            found[id(weight)] = weight
+        return [*found.values()]
 
     def _check_later(self, valid: torch.Tensor) -> bool:
         """Let the program check arguments of a distribution, as part of its outputs."""
@@ -440,7 +608,7 @@ class _Capture:
 
     def _check_gradients_of(self, inputs: Sequence[torch.Tensor]) -> None:
         """Refuse gradients of arguments, which would leave the call."""
-        for item, tensor in zip(self._arguments.named, inputs, strict=True):
+        for item, tensor in zip(self.arguments.named, inputs, strict=True):
             if tensor.requires_grad and not item.requires_grad:
                 raise CaptureError(
                     "The function sets requires_grad of an argument, whose gradient would stay in "
@@ -454,7 +622,7 @@ class _Capture:
 
     def _refuse_modules(self) -> None:
         """Refuse modules whose gradients no program computes."""
-        for _, module in self._reached.modules.values():
+        for _, module in self.reached.modules.values():
             for name, each in named_modules(module):
                 if getattr(each, "sparse", False) is True:
                     raise CaptureError(
@@ -462,27 +630,18 @@ class _Capture:
                     )
 
     @contextlib.contextmanager
-    def _observed(self) -> Generator[None]:
+    def _observed(self) -> Generator[RealTensors]:
         """Note calls of backward and what the function does to real tensors."""
-        before = torch.autograd.backward, torch.autograd.grad
-        zeroing: Any = (torch.optim.Optimizer, torch.nn.Module)
-        zero_grads = [kind.zero_grad for kind in zeroing]
-        thread = threading.get_ident()  # others may train meanwhile
 
         def emptying(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
             def zero_grad(owner: Any, *args: Any, **kwargs: Any) -> None:
-                if threading.get_ident() == thread:
-                    self._grads.note_emptied(_params_of(owner))
+                self._grads.note_emptied(_params_of(owner))
                 original(owner, *args, **kwargs)
 
             return zero_grad
 
         def noting(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
             def call(*args: Any, **kwargs: Any) -> Any:
-                if threading.get_ident() != thread:
-                    return original(*args, **kwargs)
                 self._backward = True
                 _torch.mark_traced("forward")
                 for node in reversed(_torch.traced_nodes()):
@@ -494,24 +653,32 @@ class _Capture:
 
             return call
 
-        torch.autograd.backward, torch.autograd.grad = map(noting, before)  # type: ignore[misc]
-        for kind, original in zip(zeroing, zero_grads, strict=True):
-            kind.zero_grad = emptying(original)
-        try:
-            with _RealTensors(self._grads, self.adopted):
-                yield
-        finally:
-            torch.autograd.backward, torch.autograd.grad = before  # type: ignore[misc]
-            for kind, original in zip(zeroing, zero_grads, strict=True):
-                kind.zero_grad = original
+        backwards = [(torch.autograd, name, noting) for name in ("backward", "grad")]
+        owners = torch.optim.Optimizer, torch.nn.Module
+        with (
+            replaced(*backwards, *((owner, "zero_grad", emptying) for owner in owners)),
+            RealTensors(self._grads, self.adopted, self.numbers, self._moved) as mode,
+        ):
+            yield mode
+
+    def _given(self, journal: Sequence[Grad]) -> list[Callable[[], Any]]:
+        """Return what gives the further inputs of the program at each call, in their order."""
+        grads = {id(each.before): each.tensor for each in journal}
+        found: list[Callable[[], Any]] = []
+        for item, tensor in zip(self.adopted.named, self.adopted.tensors, strict=True):
+            if item.role is Role.INPUT and id(tensor) in grads:
+                found.append(functools.partial(getattr, grads[id(tensor)], "grad"))
+            elif item.role is Role.INPUT:
+                found.append(self.entries[_torch.memory_of(tensor)].get)
+        return found
 
     def _stays(self, tensor: torch.Tensor) -> bool:
         now: Any = tensor.grad
         grad, version = self.steps.consumed.get(id(tensor), (None, 0))
         consumed = now is grad and now._version == version
-        return self._keep or not consumed or not self._grads.starts_empty(tensor)
+        return self.keep or not consumed or not self._grads.starts_empty(tensor)
 
-    def _effects(self, journal: list[_Grad], leaves: Sequence[Any]) -> Gradients:
+    def _effects(self, journal: list[Grad], leaves: Sequence[Any]) -> Gradients:
         made = [each for each in journal if isinstance(each.after, _torch.FakeTensor)]
         kept, count = self._kept, len(self._kept)
         indices = [each.index for each in leaves[len(leaves) - count :]] if count else []
@@ -519,24 +686,23 @@ class _Capture:
         dropped = [each.tensor for each in made if id(each.tensor) not in staying]
         emptied = [e.tensor for e in journal if e.after is None and e.before is not None]
         used = self._backward or self._grads.read
-        owners = {id(e.before): e.tensor for e in journal if e.before is not None}
-        items = zip(self.adopted.named, self.adopted.tensors, strict=True)
-        given = [owners[id(tensor)] for item, tensor in items if item.role is Role.INPUT]
         return Gradients(
             kept=dict(zip(kept, indices, strict=True)),
             emptied=[*dropped, *emptied],
             absent=[e.tensor for e in journal if used and e.is_absent],
-            given=given,
             dropped=len(dropped),
         )
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
 def _are_one(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Return whether two traced tensors are one, or the same elements of one memory."""
     if first is second:
         return True
-    layouts = [(t.dtype, t.shape, t.stride(), t.storage_offset()) for t in (first, second)]
-    return layouts[0] == layouts[1] and _torch.memory_of(first) == _torch.memory_of(second)
+    return _layout(first) == _layout(second) and _torch.memory_of(first) == _torch.memory_of(second)
 
 
 def _params_of(owner: Any) -> list[torch.Tensor]:
@@ -554,6 +720,18 @@ def _autocast_cache(*, enabled: bool) -> Generator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(before)
+
+
+class _ReplacedError(CaptureError):
+    """A call computes with tensors of Python objects that it replaces.
+
+    Attributes:
+        entries: where they are, by their memory.
+    """
+
+    def __init__(self, entries: Mapping[int, Entry]):
+        super().__init__("The function replaces tensors that it computes with.")
+        self.entries = entries
 
 
 class ChangesError(CaptureError):
@@ -595,118 +773,3 @@ class _Names:
             name += "_"
         self._taken.add((role, name))
         return name, role
-
-
-@dataclasses.dataclass
-class _Grad:
-    """``grad`` of a tensor before and after a traced call."""
-
-    tensor: torch.Tensor
-    before: torch.Tensor | None
-    requires: bool
-    after: torch.Tensor | None = None
-    freezes: bool = False
-    emptied: bool = False  # before a gradient was made
-
-    @property
-    def is_absent(self) -> bool:
-        """True if the call finds no gradient, and would add to one."""
-        return self.before is None and self.requires and not self.emptied
-
-
-class _GradJournal:
-    """A record of changes of ``grad`` and ``requires_grad`` by a traced call.
-
-    Attributes:
-        read: whether the call has looked at a gradient.
-    """
-
-    def __init__(self):
-        self.read = False
-        self._first: dict[int, _Grad] = {}
-        self._given = set[int]()  # gradients that the call finds, by their ``id``
-
-    def note(self, tensor: torch.Tensor) -> None:
-        """Note a tensor before a traced call changes its gradient."""
-        if tensor.is_leaf and id(tensor) not in self._first:
-            self._first[id(tensor)] = _Grad(tensor, tensor.grad, tensor.requires_grad)
-            self._given.add(id(tensor.grad))
-
-    def has_given(self, gradient: torch.Tensor) -> bool:
-        """Return whether a tensor is a gradient that a call finds."""
-        return id(gradient) in self._given
-
-    def made(self) -> list[torch.Tensor]:
-        """Return the tensors with a gradient that the trace has made."""
-        tensors = [each.tensor for each in self._first.values()]
-        return [each for each in tensors if isinstance(each.grad, _torch.FakeTensor)]
-
-    def note_emptied(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Note that the function sets gradients to None, or to zero."""
-        for tensor in tensors:
-            self.note(tensor)
-            if not isinstance(tensor.grad, _torch.FakeTensor) and tensor.is_leaf:
-                self._first[id(tensor)].emptied = True
-
-    def starts_empty(self, tensor: torch.Tensor) -> bool:
-        """Return whether each call makes the gradient of a tensor anew."""
-        first = self._first[id(tensor)]
-        return first.emptied or first.before is not None
-
-    def restored(self) -> list[_Grad]:
-        """Give tensors the gradients that they had; return what the call did to them."""
-        for each in self._first.values():
-            each.after = each.tensor.grad
-            each.freezes = each.tensor.requires_grad != each.requires
-            if each.freezes:
-                each.tensor.requires_grad_(each.requires)
-            each.tensor.grad = each.before
-        return list(self._first.values())
-
-
-class _RealTensors(TorchFunctionMode):
-    """A mode for what a traced function does to real tensors beside computing with them."""
-
-    def __init__(self, grads: _GradJournal, adopted: Adopted):
-        super().__init__()
-        self._grads, self._adopted = grads, adopted
-        self._aliases = collections.defaultdict[int, list[weakref.ref[Any]]](list)
-
-    def __torch_function__(
-        self, func: Callable[..., Any], kinds: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        first = args[0] if args else None
-        if isinstance(first, torch.Tensor) and not isinstance(first, _torch.FakeTensor):
-            if func in _READ_MEMORY:
-                raise DataDependentError(
-                    f"The function reads the value of a tensor, at {user_line()}, while it is "
-                    "captured."
-                )
-            if func == _Tensor.data.__set__:
-                return self._assign(*args)
-            if func in _OF_GRADIENT:
-                self._grads.read = True
-                self._grads.note(first)
-                if func == _Tensor.grad.__delete__ or args[-1] is None:
-                    self._grads.note_emptied([first])
-            if func in _ALIASING:
-                alias = func(*args, **(kwargs or {}))
-                self._aliases[id(first)].append(weakref.ref(alias))
-                return alias
-        return func(*args, **(kwargs or {}))
-
-    def _assign(self, tensor: torch.Tensor, value: Any) -> None:
-        """Write assigned data into a tensor's own memory."""
-        fits = isinstance(value, _torch.FakeTensor) and value.dtype == tensor.dtype
-        if not fits or value.shape != tensor.shape or self._adopted.has(value):
-            raise CaptureError(
-                f"The function assigns to the data of a tensor, at {user_line()}: another tensor "
-                "that it did not compute, or one of another shape or type. Use copy_()."
-            )
-        if any(alias() is not None for alias in self._aliases[id(tensor)]):
-            raise CaptureError(
-                f"The function assigns to the data of a tensor, at {user_line()}, and keeps what "
-                "was there before. Keep clone() of it."
-            )
-        with torch.no_grad():
-            tensor.copy_(value)

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 
 from abele import _torch, questions
+from abele._torch import casts, scaling
 from abele.compilation.build import BuildRecord, build
 from abele.compilation.executable import Announce, ExecutableSource
 from abele.compilation.start import Start
 from abele.errors import CaptureError
 from abele.functions.arguments import Arguments, layout, order
-from abele.functions.capture import CapturedCall, Given, GivenBatch, Output
+from abele.functions.arrays import as_tensor
+from abele.functions.capture import CapturedCall, Entry, Given, GivenBatch, Output, View
 from abele.functions.guards import Guards
 from abele.functions.host import Host
 from abele.functions.varying import Followed, Unread
@@ -47,6 +49,7 @@ class CompiledCall:
         captured: the program with its effects.
         record: of the build.
         session: runs the program on the user's own tensors.
+        casts: weights whose casts ``torch.autocast`` keeps beyond a call.
     """
 
     def __init__(
@@ -69,11 +72,15 @@ class CompiledCall:
         self._others = [t for (role, _), t in captured.tensors.items() if role is not states]
         self._trained = list(map(_requires_grad, self._others))
         gradients = captured.gradients
-        self._absent, self._given = gradients.absent, gradients.given
-        self._layouts = [_layout(tensor.grad) for tensor in self._given]
+        self._absent, self._given = gradients.absent, captured.given
+        self._layouts = [_layout(get()) for get in self._given]
         self._read = captured.read
         written = {(s.role, s.name) for s in captured.program.inputs if s.mutated}
         self._written = [t for key, t in captured.tensors.items() if key in written]
+        sources = [each.source for each in captured.leaves if type(each) is View]
+        self._shared = {each.index for each in sources if type(each) is Output}
+        self.casts = captured.casts
+        self._scalers = captured.scalers
         self._storages = {_memory(tensor) for tensor in self._tensors} - {0}
         slots = [slot for slot in captured.program.inputs if slot.role is Role.INPUT]
         self._followed = Followed(captured.varying, captured.free)
@@ -137,24 +144,27 @@ class CompiledCall:
         if inputs is None or self._modes != modes() or not self._state_is_same():
             return None
         if self._given:
-            gradients = self._gradients()
-            if gradients is None:
+            found = self._found()
+            if found is None:
                 return None
-            inputs = [*inputs, *gradients]
+            inputs = [*inputs, *found]
         if (self._written or self._written_inputs) and self._overlap(inputs):
             return None
         if not self._follow_numbers() or not self.guards.hold():
             return None
-        same_kinds = self._followed.follow(self._arguments.present, self.session.set_hyper)
-        return inputs if same_kinds else None
-
-    def _gradients(self) -> list[torch.Tensor] | None:
-        """Return the gradients that the call finds, as inputs; None if their layouts differ."""
-        gradients = [tensor.grad for tensor in self._given]
-        if list(map(_layout, gradients)) != self._layouts:
+        if not self._followed.follow(self._arguments.present, self.session.set_hyper):
             return None
-        present = [each for each in gradients if each is not None]
-        return [each.detach().permute(order(each)) for each in present]
+        return None if self.casts and not casts.are_current(self.casts) else inputs
+
+    def _found(self) -> list[torch.Tensor] | None:
+        """Return the further inputs that the call finds; None if their layouts differ."""
+        try:
+            found = [get() for get in self._given]
+        except (LookupError, ValueError):  # an entry that is no more
+            return None
+        if list(map(_layout, found)) != self._layouts:
+            return None
+        return [each.detach().permute(order(each)) for each in found if each is not None]
 
     def _overlap(self, inputs: Sequence[torch.Tensor]) -> bool:
         """Return whether inputs share memory with state, or with an input that is written."""
@@ -169,6 +179,8 @@ class CompiledCall:
         if list(map(_requires_grad, self._others)) != self._trained:
             return False
         if any(tensor.grad is not None for tensor in self._absent):
+            return False
+        if any(map(scaling.is_pending, self._scalers)):
             return False
         return all(each.holds() for each in self._read)
 
@@ -195,7 +207,9 @@ class CompiledCall:
             changed = [sorted(numbers.changed()[1]) for numbers in self.captured.numbers]
             names = ", ".join(name for each in changed for name in each)
             return f"the optimizer has other numbers or state: {names or 'its state'}"
-        return self.guards.difference() or "nothing"
+        inputs = self._arguments.accepts(args, kwargs) or []
+        shares = "an argument shares its memory with another one or with state that is written"
+        return self.guards.difference() or (shares if self._overlap(inputs) else "nothing")
 
     def changed_numbers(self) -> dict[int, frozenset[str]]:
         """Return the arguments of optimizers that have changed and are no slots, by ``id``."""
@@ -208,7 +222,9 @@ class CompiledCall:
         """Run the program; return the function's result."""
         captured = self.captured
         with captured.calls.in_use():
-            outputs = self.session.step(inputs)
+            outputs = [*self.session.step(inputs)]
+        for index in self._shared:
+            outputs[index] = outputs[index].contiguous()
         if self._written:
             torch.autograd.graph.increment_version(self._written)
         gradients = captured.gradients
@@ -216,6 +232,8 @@ class CompiledCall:
             tensor.grad = None
         for tensor, index in gradients.kept.items():
             tensor.grad = outputs[index]
+        for item in captured.items:
+            item.value = outputs[item.output].item()
         leaves = [self._leaf(each, outputs) for each in captured.leaves]
         result, events, stored, schedules, _ = _torch.unflatten(leaves, captured.structure)
         for each, value in zip(captured.stored, stored, strict=True):
@@ -236,6 +254,12 @@ class CompiledCall:
     def _leaf(self, leaf: Any, outputs: Sequence[torch.Tensor]) -> Any:
         if type(leaf) is Output:
             return outputs[leaf.index]
+        if type(leaf) is Entry:
+            return leaf.get()
+        if type(leaf) is View:
+            source = leaf.source
+            is_tensor = isinstance(source, torch.Tensor)
+            return leaf.of(source if is_tensor else as_tensor(self._leaf(source, outputs)))
         present = self._arguments.present
         if issubclass(type(leaf), Unread):
             return leaf.now(present)
@@ -262,5 +286,5 @@ def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _layout(gradient: torch.Tensor | None) -> Any:
-    return None if gradient is None else layout(gradient)
+def _layout(value: Any) -> Any:
+    return layout(value) if isinstance(value, torch.Tensor) else None

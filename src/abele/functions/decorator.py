@@ -15,12 +15,13 @@ import threading
 import traceback
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import torch
 
+from abele._torch import casts
 from abele._torch.replicas import CHANGING
 from abele.capture.diagnose import user_frame
 from abele.compilation.cache import ExecutableCache
@@ -38,7 +39,7 @@ from abele.functions.host import Host
 from abele.functions.prologue import Prologue, split
 from abele.functions.source import may_change_arguments
 from abele.functions.state import NotYetError, Reached, holds_tensors
-from abele.functions.varying import Place, Slots
+from abele.functions.varying import NUMBERS, Place, Slots
 from abele.kernels.build import cache_folder
 from abele.program.core import is_library
 from abele.storage.files import prune
@@ -55,6 +56,7 @@ _MOST_FAILURES = 3
 _tracing = threading.local()
 # Names by which code reads the numbers of optimizers.
 _NUMBERS = frozenset({"lr", "param_groups", "get_last_lr", "get_lr"})
+_OF_OPTIMIZERS = _NUMBERS | {"state", "defaults", "state_dict", "__dict__"}
 
 
 class EagerWarning(UserWarning):
@@ -74,8 +76,9 @@ def _line_in(function: Callable[..., Any], error: BaseException) -> tuple[int | 
         if frame.f_code is code or (code and _is_like(frame.f_code, code)):
             line = number
         elif line is not None and not is_library(frame.f_code.co_filename):
-            called = Frame(frame.f_code, frame.f_globals, {})
-            if called.mentions(TRAINING) or any(holds_tensors(v) for _, v in called.globals()):
+            free = {n: v for n, v in frame.f_locals.items() if n in frame.f_code.co_freevars}
+            called = Frame(frame.f_code, frame.f_globals, free)
+            if called.mentions(TRAINING) or any(holds_tensors(v) for _, v in called.roots()):
                 return None, False
             changes = changes or may_change_arguments(frame.f_code, frame.f_globals)
     return line, changes
@@ -142,7 +145,7 @@ class Function:
         # Lines and names of the host's statements, and numbers whose values captures have read.
         self._lines, self._changed = dict[int, bool](), set[str]()
         self._read = set[int | Place]()
-        self._counters = set[Place]()
+        self._counters, self._defers = set[Place](), False
         self._lock = threading.RLock()
         self._of_others: dict[int, _Bound] = {}  # for classes, and objects without a dictionary
         if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
@@ -259,6 +262,9 @@ class Function:
 
     def _other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function with arguments that no program serves."""
+        weights = {weight for each in self.programs for weight in each.casts}
+        if casts.are_kept() and not casts.are_current(weights):  # of before an update
+            return self._body(*args, **kwargs)
         self._calls += 1
         self._compare_batches(args, kwargs)
         if self._calls == 1:
@@ -324,7 +330,7 @@ class Function:
         if not self._may_split:
             return False
         self._may_split = False
-        self._prologue = split(self.function, args, kwargs)
+        self._prologue = split(self.function, args, kwargs, self._frames)
         return self._prologue is not None
 
     def _called_anew(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -334,6 +340,7 @@ class Function:
             program.close()
         self.programs.clear()
         self._calls, self._frames = 0, Frames(code_of(self._body))
+        self._defers = False
         for known in (self._lines, self._changed, self._read):
             known.clear()
         return self._other(self._prologue(args, kwargs), {})
@@ -369,7 +376,7 @@ class Function:
         for program in self.programs[:1]:
             differ = program.changed(args, kwargs)
             while free := {k: v for k, v in differ.items() if k not in self._read}:
-                numbers = Slots(free)
+                numbers = self._numbers(free)
                 with contextlib.suppress(Exception):  # then something reads their values
                     return self._divided(args, kwargs, numbers)
                 if self._splits(args, kwargs):
@@ -380,16 +387,40 @@ class Function:
             if differ and self._splits(args, kwargs):
                 return None
         known = dict(self._lines), {*self._changed}
-        self._counters.clear()
         try:
-            return self._divided(args, kwargs, Slots({}))
-        except CaptureError:
-            if not self._counters:
-                raise
-            with contextlib.suppress(Exception):  # then the first reason is the one to tell
-                self._lines, self._changed = known
-                return self._divided(args, kwargs, Slots({p: p.get() for p in self._counters}))
+            return self._divided(args, kwargs, self._numbers({}))
+        except NotYetError:
             raise
+        except CaptureError:
+            compiled = None if self._defers else self._deferred(args, kwargs, *known)
+            if compiled is None:
+                raise
+            return compiled
+
+    def _numbers(self, free: Mapping[int | Place, Any]) -> Slots:
+        """Return the slots of numbers that a capture is not to depend on."""
+        places = dict[int | Place, Any]()
+        for place in self._counters if self._defers else ():
+            with contextlib.suppress(LookupError, ValueError):  # it is set at some calls only
+                places |= {place: place.get()} if type(place.get()) in NUMBERS else {}
+        return Slots({**places, **free}, defers=self._defers)
+
+    def _deferred(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], lines: Any, changed: Any
+    ) -> CompiledCall | None:
+        """Capture a call with stand-ins for numbers of tensors, and for numbers that it changes.
+
+        None if Python decides by one; the reason to tell is then that of the call without.
+        """
+        self._defers, count = True, -1
+        while count < len(self._counters):
+            count = len(self._counters)
+            self._lines, self._changed = dict(lines), {*changed}
+            with contextlib.suppress(Exception):
+                return self._divided(args, kwargs, self._numbers({}))
+        self._defers = False
+        self._counters.clear()
+        return None
 
     def _divided(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: Slots
@@ -398,7 +429,7 @@ class Function:
         cause: DataDependentError | None = None
         while True:
             try:
-                host = divide(self._body, self._lines, self._changed)
+                host = divide(self._body, self._lines, self._changed, defers=numbers.defers)
             except CaptureError as error:
                 if cause is None:
                     raise
@@ -411,9 +442,10 @@ class Function:
                     raise
                 self._lines[line] = changes
             except ChangesError as error:
+                count = len(self._counters)
                 self._counters |= {each.place for each in error.changes if each.place is not None}
                 names = {part for each in error.changes for part in each.names()} - self._changed
-                if not names:
+                if not names or (numbers.defers and len(self._counters) > count):
                     raise
                 self._changed |= names
 
@@ -447,8 +479,8 @@ class Function:
                     )
             finally:
                 _tracing.active = False
-                reached.put_back()
-        if numbers.stand_ins and any(frame.reads_types() for frame in frames):
+        stands_in = numbers.stand_ins or numbers.items or arguments.arrays
+        if stands_in and any(frame.reads_types() for frame in frames):
             raise CaptureError("Code asks for the type() of values, which stand-ins do not have.")
         return CompiledCall(
             captured,
@@ -469,12 +501,15 @@ class Function:
         numbers: Slots,
     ) -> Guards:
         """Return the conditions under which a captured call is repeated."""
+        if any(frame.mentions(_OF_OPTIMIZERS) for frame in frames):
+            for numbers_of_optimizer in captured.numbers:
+                numbers_of_optimizer.steps = True
         if any(frame.reads_clock() for frame in frames):
             raise CaptureError(
                 "The function reads a clock or the environment, which a program would repeat. Read "
                 "it outside."
             )
-        kept = [each for each in captured.stored if each.key != "training"]
+        kept = [each for each in captured.stored if each.is_new]
         return Guards(
             self._body,
             frames,
@@ -485,6 +520,7 @@ class Function:
             frozenset((id(each.holder), each.key) for each in kept),
             reached.caches,
             [each for each in numbers.stand_ins if isinstance(each, Place)],
+            reached.scalers,
         )
 
     def _may_have_slots(self, host: Host | None) -> bool:

@@ -19,6 +19,7 @@ import torch
 
 from abele.containers import is_list
 from abele.errors import CaptureError
+from abele.functions.frames import Frame, is_of_library
 from abele.functions.host import RETURNED, Held, Host
 from abele.functions.source import (
     Names,
@@ -64,7 +65,11 @@ _UNDIVIDED = (ast.Yield, ast.YieldFrom, ast.Await)
 
 
 def divide(
-    function: Callable[..., Any], lines: Mapping[int, bool], changed: Collection[str]
+    function: Callable[..., Any],
+    lines: Mapping[int, bool],
+    changed: Collection[str],
+    *,
+    defers: bool = False,
 ) -> Host | None:
     """Divide a function; None if every statement is traced.
 
@@ -73,6 +78,7 @@ def divide(
         lines: those at which tracing has failed because a value was read, and whether functions
             that they call may change what they are given.
         changed: names of attributes and variables whose objects calls change.
+        defers: numbers of tensors get stand-ins, so that a statement that reads one is traced.
 
     Raises:
         CaptureError: the traced part depends on a statement of the host.
@@ -82,12 +88,12 @@ def divide(
         return None
     wrapped = getattr(plain, "__wrapped__", None)
     if isinstance(wrapped, types.FunctionType):
-        return _divided_inside(function, plain, wrapped, lines, changed)
+        return _divided_inside(function, plain, wrapped, lines, changed, defers)
     tree = parsed(plain)
     if tree is None or any(isinstance(each, _UNDIVIDED) for each in ast.walk(tree)):
         return None
     owner = getattr(function, "__self__", None)
-    divided = _Division(plain, tree, lines, frozenset(changed), owner)
+    divided = _Division(plain, tree, lines, frozenset(changed), owner, defers)
     return divided.made(function) if divided.hosts else None
 
 
@@ -97,11 +103,12 @@ def _divided_inside(
     wrapped: types.FunctionType,
     lines: Mapping[int, bool],
     changed: Collection[str],
+    defers: bool,
 ) -> Host | None:
     """Divide a function below a decorator such as ``torch.no_grad()``, which calls it."""
     owner = getattr(function, "__self__", None)
     inner = wrapped if owner is None else types.MethodType(wrapped, owner)
-    host = divide(inner, lines, changed)
+    host = divide(inner, lines, changed, defers=defers)
     if host is None:
         return None
     part: Any = getattr(host.remaining, "__func__", host.remaining)
@@ -137,8 +144,9 @@ class _Division:
         lines: Mapping[int, bool],
         changed: Names,
         owner: Any,
+        defers: bool,
     ):
-        self._function, self._tree = function, tree
+        self._function, self._tree, self._defers = function, tree, defers
         self._lines, self._changed = lines, changed
         code = function.__code__
         self._locals = {*code.co_varnames, *code.co_cellvars}
@@ -183,6 +191,8 @@ class _Division:
             return False
         if isinstance(statement, ast.Pass | ast.Continue | ast.Break):
             return True
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            return False
         before = dict(self._found)
         conditional = isinstance(statement, ast.If | ast.For | ast.While)
         if isinstance(statement, ast.If) and self._depends(statement.test, held):
@@ -205,7 +215,8 @@ class _Division:
         """Return whether code reads a value, or what the host has read."""
         if loaded(node) & held or self._failed(node):
             return True
-        return any(_is_reading(each) for each in ast.walk(node))
+        found = [each for each in ast.walk(node) if _is_reading(each)]
+        return not all(self._defers and _is_item(each) for each in found)
 
     def _reads(self, statement: ast.stmt, held: set[str]) -> bool:
         if self._depends(statement, held):
@@ -272,8 +283,7 @@ class _Division:
                 )
             if not late[id(each)]:
                 self._check_early(each, names)
-            if self._failed(each):
-                self._require_no_modules(each)
+            self._require_no_training(each)
         for each in ast.walk(self._tree):
             if isinstance(each, ast.Try) and self.hosts:
                 raise self._refusal(each.lineno, "is a try, in a function with numbers of tensors")
@@ -319,13 +329,23 @@ class _Division:
                 "the statement behind the step",
             )
 
-    def _require_no_modules(self, statement: ast.stmt) -> None:
-        for each in ast.walk(statement):
-            if isinstance(each, ast.Call) and isinstance(self._value(each.func), torch.nn.Module):
-                called = ast.unparse(each)
+    def _require_no_training(self, statement: ast.stmt) -> None:
+        """Refuse a statement that calls a module and reads numbers of it, or that trains."""
+        rest = statement
+        if isinstance(statement, _SIMPLE):  # the tensors that it reads are traced
+            rest = _Hoist(0, self.held_at[id(statement)]).visit(copy.deepcopy(statement))
+        for each in ast.walk(rest):
+            called = self._value(each.func) if isinstance(each, ast.Call) else None
+            code = getattr(getattr(called, "__func__", called), "__code__", None)
+            own = isinstance(code, types.CodeType) and not is_of_library(str(called.__module__))
+            trains = own and Frame(cast("Any", code), {}, {}).mentions(TRAINING)
+            if trains or isinstance(getattr(called, "__self__", None), torch.optim.Optimizer):
+                raise self._refusal(statement.lineno, "trains with values of tensors")
+            if isinstance(called, torch.nn.Module) and self._failed(statement):
+                text = ast.unparse(each)
                 raise self._refusal(
                     statement.lineno,
-                    f"computes {called} and reads numbers of it. Give {called} a line of its own",
+                    f"computes {text} and reads numbers of it. Give {text} a line of its own",
                 )
 
     def _is_of_state(self, node: ast.expr) -> bool:
@@ -565,6 +585,11 @@ def _is_reading(node: ast.AST) -> bool:
     if isinstance(node.func, ast.Attribute):
         return node.func.attr in _METHODS and not node.args
     return isinstance(node.func, ast.Name) and node.func.id == "print"
+
+
+def _is_item(node: ast.AST) -> bool:
+    function = node.func if isinstance(node, ast.Call) else None
+    return isinstance(function, ast.Attribute) and function.attr == "item"
 
 
 def _is_conversion(node: ast.Call) -> bool:

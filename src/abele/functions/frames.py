@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import dis
 import functools
+import itertools
 import os
 import re
 import sys
@@ -14,17 +15,18 @@ import sysconfig
 import time
 import types
 from collections.abc import Generator, Iterator
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 
 from abele import libraries
 from abele.capture import reachable
 
 #: Types whose values are compared, and not their identity.
-PLAIN = (
+PLAIN: tuple[Any, ...] = (
     *(type(None), bool, int, float, complex, str, bytes),
-    *(torch.dtype, torch.device, torch.Size),
+    *(torch.dtype, torch.device, torch.Size, np.generic),
 )
 _MOST = 4000
 _ENVIRONMENT = frozenset({"environ", "getenv"})
@@ -82,10 +84,38 @@ class Frame:
         """Return whether the code may ask for the exact type of a value."""
         return "type" in _loads(self.code)[0]
 
+    def uses(self, name: str) -> set[str]:
+        """Return the attributes that the code asks a variable for; ``""`` for any other use."""
+        return _uses(self.code, name)
+
+    def sets(self) -> set[str]:
+        """Return the attributes and variables outside that the code sets, or may set items of."""
+        found = [each for each in dis.get_instructions(self.code) if "FAST" not in each.opname]
+        stores = [each for each in found if each.opname.startswith(("STORE_", "DELETE_"))]
+        items = any("SUBSCR" in each.opname for each in stores)
+        texts = [each for each in self.code.co_consts if isinstance(each, str)]
+        holders = (*self.code.co_names, *self.code.co_freevars, *texts) if items else ()
+        return {*(str(each.argval) for each in stores), *holders}
+
     def mentions(self, texts: frozenset[str]) -> bool:
         """Return whether the code has one of some names or string constants."""
         constants = {each for each in self.code.co_consts if isinstance(each, str)}
         return bool(texts & (constants | {*self.code.co_names}))
+
+
+def _uses(code: types.CodeType, name: str) -> set[str]:
+    instructions = [each for each in dis.get_instructions(code) if each.opname != "PUSH_NULL"]
+    found = {
+        str(after.argval) if after.opname.endswith(("_ATTR", "_METHOD")) else ""
+        for each, after in itertools.pairwise(instructions)
+        if "LOAD" in each.opname and name in _names(each.argval)
+    }
+    inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    return found.union(*(_uses(each, name) for each in inner))
+
+
+def _names(value: Any) -> tuple[Any, ...]:
+    return cast("tuple[Any, ...]", value) if isinstance(value, tuple) else (value,)
 
 
 @functools.cache

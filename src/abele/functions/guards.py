@@ -22,9 +22,10 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from abele import _torch
+from abele._torch import scaling
 from abele._torch.contexts import around_step
 from abele.capture import reachable
-from abele.containers import is_array, is_dict, is_sequence, items_of
+from abele.containers import is_array, is_dict, is_list, is_sequence, items_of
 from abele.errors import CaptureError
 from abele.functions.frames import PLAIN, Frames, attribute, is_of_library
 from abele.functions.state import same
@@ -90,6 +91,7 @@ class Guards:
         stored: entries of objects that each call sets to a tensor: ``id`` of the object, key.
         caches: of functions; what a program has taken from one stays while it computes nothing.
         free: numbers that a call may have any value of.
+        scalers: objects of ``torch.amp.GradScaler`` that it reached.
     """
 
     def __init__(
@@ -103,13 +105,14 @@ class Guards:
         stored: frozenset[tuple[int, Any]] = frozenset(),
         caches: Iterable[Any] = (),
         free: Collection[Place] = (),
+        scalers: Iterable[Any] = (),
     ):
         self.free = [*free]
         self._free = {each.id for each in free}
         self._left_out, self._stored = left_out, stored
         self._caches = [(each.cache_info, each.cache_info()) for each in caches]
         self._of_free, self._changing = _by_owner(self._free), _by_owner(stored)
-        self._tensors, self._optimizers = tensors, optimizers
+        self._tensors, self._optimizers, self._frames = tensors, optimizers, frames
         self._pairs: list[tuple[Any, str]] = []
         self._owners: list[str] = []
         self._cells: list[tuple[str, types.CellType]] = []
@@ -120,8 +123,12 @@ class Guards:
         self._contained: set[int] = set()  # containers whose items are
         for module in modules:
             self._add_module(module)
+        for space in map(reachable.attributes_of, scalers):
+            for name in scaling.SETTINGS & space.keys():
+                self._add_pair(space, name, space[name], f"{name[1:]} of a GradScaler")
         for name, cell in cells_of(function, frames):
-            if name not in left_out and (id(cell), "") not in self._free:
+            changes = (id(cell), "") in self._free or (id(cell), "cell_contents") in stored
+            if name not in left_out and not changes:
                 self._cells.append((name, cell))
         for frame in frames:
             names = frame.attributes
@@ -248,7 +255,7 @@ class Guards:
         key = (id(space), name)
         if key in self._paired or name in self._left_out or is_code_of_library(value):
             return
-        if key in self._free or issubclass(type(value), Unread):
+        if key in self._free or _stands_in(value):
             return
         if key in self._stored or id(space) in self._changing:
             return
@@ -258,7 +265,7 @@ class Guards:
 
     def _follow(self, path: str, value: Any, names: frozenset[str], depth: int) -> None:
         """Add the attributes of an object that the code may read."""
-        if depth == 0 or isinstance(value, (*PLAIN, torch.Tensor)):
+        if depth == 0 or isinstance(value, (*PLAIN, torch.Tensor)) or _stands_in(value):
             return
         if isinstance(value, list | tuple | dict | set | collections.deque) or is_array(value):
             self._add_container(path, value, names, depth)
@@ -282,7 +289,7 @@ class Guards:
     def _add_container(self, path: str, value: Any, names: frozenset[str], depth: int) -> None:
         if path.rpartition(".")[2] in self._left_out:
             return
-        if id(value) in self._contained:
+        if id(value) in self._contained or self._only_appends(path, value):
             return
         self._contained.add(id(value))
         size = value.size if is_array(value) else len(value)
@@ -300,14 +307,22 @@ class Guards:
             for index, part in enumerate(list(value)):
                 self._follow(f"{path}[{index}]", part, names, depth - 1)
 
+    def _only_appends(self, path: str, value: Any) -> bool:
+        """Return whether the code adds traced values to a list, and reads nothing of it."""
+        added = self._changing.get(id(value), _NONE) if is_list(value) else _NONE
+        if not added or min(added) < len(value):
+            return False
+        name = path.rpartition(".")[2]
+        return set[str]().union(*(each.uses(name) for each in self._frames)) == {"append"}
+
     def _snapshot(self, value: Any) -> Any:
         """Return the items of a container: plain ones by value, others by identity."""
         if is_array(value):
             return value.tobytes()
-        held = self._of_free.get(id(value), _NONE)
+        key = id(value)
+        held = self._of_free.get(key, _NONE) | self._changing.get(key, _NONE)
         if not is_dict(value):
             return [index in held or _item(part) for index, part in enumerate(value)]
-        held = held | self._changing.get(id(value), _NONE)
         return [(key, key in held or _item(part)) for key, part in items_of(value)]
 
 
@@ -369,8 +384,12 @@ def _plain_of(item: Any) -> Any:
     return value if type(value) in (int, float) else None
 
 
+def _stands_in(value: Any) -> bool:
+    return issubclass(type(value), Unread)
+
+
 def _item(value: Any) -> Any:
-    if isinstance(value, PLAIN) and not issubclass(type(value), Unread):
+    if isinstance(value, PLAIN) and not _stands_in(value):
         return type(value), value
     if is_sequence(value) and type(value) is tuple and len(value) <= _MOST_PARTS:
         return [_item(part) for part in value]

@@ -12,12 +12,14 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from abele import _torch
 from abele.containers import is_dict
 from abele.errors import CaptureError
 from abele.functions.state import holds_tensors
+from abele.functions.varying import Opaque
 
 RETURNED = "__abele_returned"
 
@@ -127,7 +129,7 @@ def _parts(value: Any) -> list[int]:
     return list(map(id, value.values() if is_dict(value) else value))
 
 
-class Held:
+class Held(Opaque):
     """Stands in the traced part for a variable that a statement of the host has set."""
 
     def __init__(self, name: str, line: int):
@@ -136,19 +138,16 @@ class Held:
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__") and attribute.endswith("__"):
             raise AttributeError(attribute)
-        self._refuse()
+        self.refuse()
 
-    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+    def refuse(self) -> Any:
+        """Raise an error: a program has no values while it is captured."""
         name, line = self._about
         raise CaptureError(
             f"The function computes with {name}, which line {line} reads from a tensor. A program "
             "has no values while it is captured: use tensor operations such as torch.where."
         )
 
-    __bool__ = __float__ = __int__ = __index__ = __iter__ = __len__ = __getitem__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
-    __rtruediv__ = __neg__ = __lt__ = __le__ = __gt__ = __ge__ = __call__ = __format__ = _refuse
-    __eq__ = __ne__ = __contains__ = _refuse  # type: ignore[assignment]
     __hash__ = object.__hash__
 
 
@@ -164,7 +163,8 @@ def _check_early_values(variables: Mapping[str, Any]) -> None:
 
 def _holds_real(value: Any) -> bool:
     leaves, _ = _torch.flatten(value)
-    return any(holds_tensors(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor))
+    kinds = (torch.Tensor, np.ndarray)
+    return any(holds_tensors(leaf) for leaf in leaves if not isinstance(leaf, kinds))
 
 
 def _as_now(value: Any) -> Any:

@@ -12,10 +12,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import operator
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import (
+    Callable,
+    Collection,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Sized,
+)
 from typing import Any, cast
 
 import torch
@@ -25,8 +33,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from abele import _torch
 from abele.capture.gradient_hooks import refused_around_step
 from abele.errors import CaptureError
-from abele.functions.state import NotYetError
-from abele.functions.varying import Unread
+from abele.functions.replaced import replaced
+from abele.functions.state import NotYetError, Stored
+from abele.functions.varying import Place, Unread, Varying
 from abele.step import update_rules
 from abele.step.optimizers import KINDS, PAIRS, Kind, kind_of, refused, switches
 from abele.step.update_rules import RULES, Group, UpdateRule
@@ -49,6 +58,8 @@ class Numbers:
         variable: arguments of the optimizer that are slots.
         seen: the values of each group when they were last looked at, without its parameters.
         slots: the present number of each slot.
+        free: places of numbers that the program sets or has as slots of its own.
+        steps: the optimizer steps in the program, by an update rule or its own code.
     """
 
     optimizer: torch.optim.Optimizer
@@ -56,9 +67,11 @@ class Numbers:
     variable: frozenset[str]
     seen: list[list[Any]] = dataclasses.field(default_factory=list[list[Any]])
     slots: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
+    free: frozenset[Any] = frozenset()
+    steps: bool = True
 
     def __post_init__(self):
-        self.seen = numbers_of(self.optimizer)
+        self.seen = numbers_of(self.optimizer, self.free)
         state: Any = self.optimizer.state
         self._state, self._groups = state, self.optimizer.param_groups
         self._params = [list(group["params"]) for group in self._groups]
@@ -69,12 +82,25 @@ class Numbers:
             for key, part in value.items()
             if not issubclass(type(part), Unread)  # counts on at each call
         ]
+        self._compare(entries)
+
+    def _compare(self, entries: Sequence[tuple[Any, Any, Any]]) -> None:
         self._holders = [holder for holder, _, _ in entries]
         self._keys = [key for _, key, _ in entries]
         self._entries = [part for _, _, part in entries]
 
+    def leave_out(self, stored: Collection[tuple[int, Any]]) -> None:
+        """Leave out entries of the state, by ``id`` of their dictionary and key."""
+        entries = zip(self._holders, self._keys, self._entries, strict=True)
+        self._compare([each for each in entries if (id(each[0]), each[1]) not in stored])
+
     def has_same_state(self) -> bool:
         """Return whether parameters and objects of state are those of the captured call."""
+        if not self.steps:
+            now = [list(group["params"]) for group in self.optimizer.param_groups]
+            return len(now) == len(self._params) and all(
+                len(a) == len(b) and _are_same(a, b) for a, b in zip(now, self._params, strict=True)
+            )
         space, state = self.optimizer.__dict__, self._state
         if space["state"] is not state or space["param_groups"] is not self._groups:
             return False
@@ -97,8 +123,8 @@ class Numbers:
 
     def changed(self) -> tuple[set[str], set[str]]:
         """Return the names of arguments that have changed: slots, and others."""
-        now = numbers_of(self.optimizer)
-        if now == self.seen:
+        now = numbers_of(self.optimizer, self.free)
+        if not self.steps or now == self.seen:
             return _UNCHANGED
         if len(now) != len(self.seen):
             return set(), {"param_groups"}
@@ -107,16 +133,17 @@ class Numbers:
             for group, before, after in zip(
                 self.optimizer.param_groups, self.seen, now, strict=True
             )
-            for name, old, new in _pairs(group, before, after)
+            for name, old, new in _pairs(_fixed(group, self.free), before, after)
             if type(old) is not type(new) or old != new
         }
         return names & self.variable, names - self.variable
 
     def follow(self, write: Callable[[str, float], None]) -> None:
         """Write changed numbers to their slots."""
-        self.seen = numbers_of(self.optimizer)
+        self.seen = numbers_of(self.optimizer, self.free)
         for index, group in enumerate(self.optimizer.param_groups):
-            for name, number in _slots_of(self.label, index, group, self.variable).items():
+            fixed = _fixed(group, self.free)
+            for name, number in _slots_of(self.label, index, fixed, self.variable).items():
                 if self.slots.get(name) != number:
                     self.slots[name] = number
                     write(name, number)
@@ -136,12 +163,19 @@ def _kinds_of(kind: Any) -> Iterator[Any]:
         yield from _kinds_of(each)
 
 
-def numbers_of(optimizer: torch.optim.Optimizer) -> list[list[Any]]:
-    """Return the values of each parameter group without its parameters."""
+def numbers_of(
+    optimizer: torch.optim.Optimizer, free: frozenset[Any] = frozenset()
+) -> list[list[Any]]:
+    """Return the values of each parameter group without its parameters, and some numbers."""
     return [
-        [value for name, value in group.items() if name != "params"]
+        [value for name, value in _fixed(group, free).items() if name != "params"]
         for group in optimizer.param_groups
     ]
+
+
+def _fixed(group: _Group, free: frozenset[Any]) -> _Group:
+    """Return a group without numbers at given places."""
+    return {k: v for k, v in group.items() if (id(group), k) not in free} if free else group
 
 
 def _pairs(
@@ -170,6 +204,7 @@ def _split(name: str, value: Any) -> dict[str, float]:
 
 
 def _number(name: str, value: Any) -> float:
+    value = value.number if issubclass(type(value), Varying) else value
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise CaptureError(
             f"An optimizer has {name}={value!r}; a program needs a number. Pass a float."
@@ -185,6 +220,7 @@ class TracedSteps:
         promoted: by ``id`` of an optimizer, arguments besides ``lr`` that are slots.
         events: the events of the host so far.
         slots: numbers may be slots, since no code of Python reads them.
+        free: places of numbers that have stand-ins.
 
     Attributes:
         stepped: the numbers of each optimizer that has stepped, by its ``id``.
@@ -201,13 +237,16 @@ class TracedSteps:
         events: Sized,
         *,
         slots: bool = True,
+        free: Iterable[Any] = (),
     ):
         self._stand_in, self._promoted, self._events = stand_in, promoted, events
         self._variable = frozenset({"lr"} if slots else ())
+        self._free = frozenset(each.id for each in free if isinstance(each, Place))
         self.stepped: dict[int, Numbers] = {}
         self.hyper: dict[int, tuple[str, torch.Tensor]] = {}
         self.consumed: dict[int, tuple[torch.Tensor, int]] = {}
         self._plain: list[Any] = []  # optimizers whose own steps are traced
+        self._skipped: torch.Tensor | None = None  # whether a GradScaler skips the step
         self.schedules: list[tuple[Any, int, tuple[Any, ...], dict[str, Any]]] = []
 
     @contextlib.contextmanager
@@ -221,39 +260,50 @@ class TracedSteps:
             kind = _own_kind(optimizer)
             if kind is None:
                 self._plain.append(optimizer)
+                if self._skipped is not None:
+                    raise CaptureError(
+                        f"A GradScaler steps a {type(optimizer).__name__}, which has no update "
+                        "rule whose results a program could leave out. Use an optimizer of "
+                        "torch.optim, or bfloat16 without a GradScaler."
+                    )
             return None if kind is None else self._step(optimizer, kind, args, kwargs)
+
+        def schedule(original: Callable[..., Any]) -> Callable[..., Any]:
+            def step(scheduler: Any, *args: Any, **kwargs: Any) -> None:
+                self.schedules.append((scheduler, len(self._events), args, kwargs))
+
+            return step
 
         before_step._is_internal = True  # type: ignore[reportFunctionMemberAccess]
         handle = register_optimizer_step_pre_hook(before_step)
         kinds = [kind for kind in _kinds_of(LRScheduler) if "step" in vars(kind)]
-        steps: dict[Any, Any] = {kind: vars(kind)["step"] for kind in kinds}
-
-        def schedule(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
-            def step(scheduler: Any, *args: Any, **kwargs: Any) -> None:
-                if threading.get_ident() != thread:
-                    return original(scheduler, *args, **kwargs)
-                self.schedules.append((scheduler, len(self._events), args, kwargs))
-                return None
-
-            return step
-
         try:
-            for kind, original in steps.items():
-                type.__setattr__(kind, "step", schedule(original))
-            yield
+            with replaced(*((kind, "step", schedule) for kind in kinds)):
+                yield
         finally:
             handle.remove()
-            for kind, original in steps.items():
-                type.__setattr__(kind, "step", original)
 
-    def refuse_scheduled(self) -> None:
-        """Refuse schedulers of optimizers whose numbers are constants of the program.
+    @contextlib.contextmanager
+    def skipping(self, skipped: torch.Tensor) -> Generator[None]:
+        """Let steps change nothing in a ``with`` block where a 0-d bool tensor is true."""
+        self._skipped = skipped
+        try:
+            yield
+        finally:
+            self._skipped = None
+
+    def refuse_scheduled(self, stored: Iterable[Stored]) -> None:
+        """Refuse schedulers of optimizers whose numbers are constants, or set by the program.
 
         Raises:
             CaptureError: one steps in the call.
         """
         for scheduler, *_ in self.schedules:
+            if any(each.holder is g for each in stored for g in scheduler.optimizer.param_groups):
+                raise CaptureError(
+                    "The function steps a scheduler, and sets numbers of its optimizer itself. Do "
+                    "one of these outside."
+                )
             if any(scheduler.optimizer is each for each in self._plain):
                 name = type(scheduler.optimizer).__name__
                 raise CaptureError(
@@ -262,9 +312,25 @@ class TracedSteps:
                     "an update rule."
                 )
 
-    def others(self, optimizers: Iterable[Any]) -> list[Numbers]:
-        """Return the numbers of optimizers whose steps are traced as they are, or do not run."""
-        return [Numbers(o, "", frozenset()) for o in optimizers if id(o) not in self.stepped]
+    def numbers(
+        self, optimizers: Mapping[int, tuple[str, Any]], stored: Iterable[Stored]
+    ) -> list[Numbers]:
+        """Return the numbers of optimizers, but for those that the call sets.
+
+        Args:
+            optimizers: all that the function reaches, with their paths.
+            stored: entries of objects that the call sets.
+        """
+        plain, entries = set(map(id, self._plain)), {(id(e.holder), e.key) for e in stored}
+        found = [*self.stepped.values()]
+        found += [
+            Numbers(each, "", frozenset(), free=self._free, steps=key in plain)
+            for key, (_, each) in optimizers.items()
+            if key not in self.stepped
+        ]
+        for each in found:
+            each.leave_out(entries)
+        return found
 
     def _step(self, optimizer: Any, kind: Kind, args: Any, kwargs: Any) -> Any:
         """Trace a step; return arguments with which the optimizer's own step does nothing."""
@@ -294,7 +360,8 @@ class TracedSteps:
             variable = self._variable
             if variable:
                 variable |= self._promoted.get(id(optimizer), frozenset())
-            numbers = Numbers(optimizer, f"optimizer{len(self.stepped)}", variable)
+            label = f"optimizer{len(self.stepped)}"
+            numbers = Numbers(optimizer, label, variable, free=self._free)
             self.stepped[id(optimizer)] = numbers
         params: dict[str, torch.Tensor] = {}
         grads: dict[str, torch.Tensor] = {}
@@ -314,11 +381,15 @@ class TracedSteps:
                 params[name] = self._stand_in(param)
                 grads[name] = self._stand_in(_dense(param.grad))
                 state[name] = self._state(optimizer, kind, param, values)
-            slots = self._slots(numbers, index, group)
+            slots = self._slots(kind, numbers, index, group)
             hyper |= {f"group{index}.{name}": value for name, value in slots.items()}
             groups.append(Group(params=tuple(names), values=values, variable=frozenset(slots)))
         rule = UpdateRule(kind=kind.rule, groups=tuple(groups))
+        written = [*params.values(), *(t for each in state.values() for t in each.values())]
+        before = [] if self._skipped is None else [tensor.clone() for tensor in written]
         update_rules.apply(rule, params, grads, state, hyper)
+        for tensor, old in zip(written, before, strict=False):
+            tensor.copy_(torch.where(cast("torch.Tensor", self._skipped), old, tensor))
 
     def _state(
         self, optimizer: Any, kind: Kind, param: torch.Tensor, values: Mapping[str, float]
@@ -333,16 +404,22 @@ class TracedSteps:
             )
         return {key: self._stand_in(stored[key]) for key in wanted}
 
-    def _slots(self, numbers: Numbers, index: int, group: _Group) -> dict[str, torch.Tensor]:
+    def _slots(
+        self, kind: Kind, numbers: Numbers, index: int, group: _Group
+    ) -> dict[str, torch.Tensor]:
         result: dict[str, torch.Tensor] = {}
         named = {name: value for _, (name, value) in self.hyper.items()}
-        for slot, number in _slots_of(numbers.label, index, group, numbers.variable).items():
+        fixed = _fixed(group, self._free)
+        for slot, number in _slots_of(numbers.label, index, fixed, numbers.variable).items():
             if slot not in named:
                 numbers.slots[slot] = number
                 with _torch.outside_the_trace():
                     named[slot] = torch.tensor(number, dtype=torch.float64)
                 self.hyper[id(named[slot])] = slot, named[slot]
             result[slot.rpartition(".")[2]] = self._stand_in(named[slot])
+        for name in kind.numbers:
+            if issubclass(type(group[name]), Varying):
+                result[name] = self._stand_in(group[name].slot())
         return result
 
 

@@ -18,16 +18,17 @@ import builtins
 import copy
 import inspect
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 import torch
 
 from abele.containers import is_dict, is_list, is_sequence
-from abele.functions.frames import PLAIN, attribute
+from abele.functions.frames import PLAIN, Frame, attribute
 from abele.functions.source import (
     DEFINITIONS,
+    attributes,
     compiled_like,
     definition,
     effects,
@@ -50,6 +51,9 @@ _UNSPLIT = frozenset({"locals", "vars", "eval", "exec", "dir", "globals"})
 _LEFT_BEHIND = frozenset({"zero_grad", "train", "eval"})
 _CONVERSIONS = frozenset({"to", "cpu", "cuda", "float", "double", "long", "flatten", "unsqueeze"})
 _DEPTH, _MOST = 4, 16
+_SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign)
+# What sets or reads numbers of optimizers.
+_STEPS = frozenset({"step", "load_state_dict", "state_dict", "param_groups", "lr", "get_last_lr"})
 
 
 class Prologue:
@@ -73,7 +77,10 @@ class Prologue:
 
 
 def split(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    frames: Iterable[Frame] = (),
 ) -> Prologue | None:
     """Split the numbers of Python at the beginning of a function off; None if there are none.
 
@@ -81,6 +88,7 @@ def split(
         function: a function or method whose source is at hand.
         args: by position, of a call; the kinds of its values decide what is split off.
         kwargs: by name.
+        frames: the user's code that a call of it ran.
     """
     plain: Any = getattr(function, "__func__", function)
     if not isinstance(plain, types.FunctionType) or hasattr(plain, "__wrapped__"):
@@ -99,28 +107,73 @@ def split(
     owner = getattr(function, "__self__", None)
     if owner is not None:
         space[plain.__code__.co_varnames[0]] = owner
-    moved = _moved(tree.body, _Reader(plain, space))
+    others = [each for each in frames if each.code is not plain.__code__]
+    moved = _moved(tree.body, _Reader(plain, space), others)
     return _made(function, plain, tree, moved) if moved else None
 
 
-def _moved(body: Sequence[ast.stmt], reader: _Reader) -> list[ast.stmt]:
-    """Return the statements of the prologue."""
+def _moved(body: Sequence[ast.stmt], reader: _Reader, others: Sequence[Frame]) -> list[ast.stmt]:
+    """Return the statements of the prologue.
+
+    Args:
+        body: statements of the function.
+        reader: reads them in their order.
+        others: code that they may call.
+    """
     moved: list[ast.stmt] = []
-    useful = 0
+    useful, calls = 0, False
     read, written = set[str](), set[str]()  # variables of the statements that stay behind
     for statement in body:
         if isinstance(statement, ast.Global | ast.Nonlocal | ast.Pass) or _is_text(statement):
             continue
-        depends = loaded(statement) & written or effects(statement) & (read | written)
-        if not depends and reader.runs(statement):
+        depends = attributes(statement) & written or effects(statement) & (read | written)
+        reader.called.clear()
+        free = not depends and reader.runs(statement)
+        if free and calls and not _is_independent(statement, reader, others, read):
+            break
+        if free:
             moved.append(statement)
             useful = useful if _is_unpacking(statement) else len(moved)
         elif _stays_behind(statement, reader):
             read |= loaded(statement)
             written |= stored(statement)
+        elif isinstance(statement, _SIMPLE) and not _names(statement) & _STEPS:
+            calls = True
+            read |= _names(statement)
+            written |= effects(statement)
         else:
             break
     return moved[:useful]
+
+
+def _is_independent(
+    statement: ast.stmt, reader: _Reader, others: Sequence[Frame], read: set[str]
+) -> bool:
+    """Return whether a statement may run before others that call code.
+
+    Args:
+        statement: computes numbers of Python.
+        reader: has read it, and functions that it calls.
+        others: code that runs during a call of the whole function.
+        read: names and texts in the statements before it.
+    """
+    nodes = [each for tree in (statement, *reader.called.values()) for each in ast.walk(tree)]
+    changed = stored(statement) & reader.outer
+    for each in nodes:
+        if isinstance(each, ast.Global | ast.Nonlocal):
+            changed |= {*each.names}
+        if isinstance(each, ast.Attribute | ast.Subscript) and isinstance(each.ctx, ast.Store):
+            changed |= _names(each)
+    used = changed.union(*map(_names, nodes))
+    codes = [each for each in others if each.code not in reader.called]
+    mentioned = changed & read or any(each.mentions(changed) for each in codes)
+    return not mentioned and not any(each.sets() & used for each in codes)
+
+
+def _names(node: ast.AST) -> frozenset[str]:
+    """Return the variables, attributes and texts in a piece of code."""
+    found = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant)]
+    return attributes(node) | effects(node) | {each for each in found if isinstance(each, str)}
 
 
 def _is_text(statement: ast.stmt) -> bool:
@@ -239,11 +292,19 @@ class _Reader:
         function: the code is of this function.
         space: its variables, as far as they are known: objects, or ``_NUMBER`` and ``_GROUP``.
         depth: how many functions may call each other.
+        called: gets the functions that the code calls.
     """
 
-    def __init__(self, function: types.FunctionType, space: dict[str, Any], depth: int = _DEPTH):
+    def __init__(
+        self,
+        function: types.FunctionType,
+        space: dict[str, Any],
+        depth: int = _DEPTH,
+        called: dict[types.CodeType, ast.FunctionDef] | None = None,
+    ):
         self._function, self._space, self._depth = function, space, depth
-        self._outer = {*function.__code__.co_names, *function.__code__.co_freevars}
+        self.called = {} if called is None else called
+        self.outer = {*function.__code__.co_names, *function.__code__.co_freevars}
 
     def runs(self, statement: ast.stmt) -> bool:
         """Return whether a statement of the decorated function can be part of the prologue."""
@@ -386,7 +447,7 @@ class _Reader:
     def _variable(self, name: str) -> Any:
         if name in self._space:
             return self._space[name]
-        if name not in self._outer:
+        if name not in self.outer:
             raise _NotPlainError  # not set yet
         closure = self._function.__closure__ or ()
         for free, cell in zip(self._function.__code__.co_freevars, closure, strict=True):
@@ -465,7 +526,9 @@ class _Reader:
         except (TypeError, ValueError):
             raise _NotPlainError from None
         bound.apply_defaults()
-        _Reader(function, dict(bound.arguments), self._depth - 1)._block(tree.body, nested=False)
+        self.called[function.__code__] = tree
+        inner = _Reader(function, dict(bound.arguments), self._depth - 1, self.called)
+        inner._block(tree.body, nested=False)
         return _NUMBER
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from abele import _torch
+from abele._torch.casts import is_cast_once
 from abele.capture import reachable
 from abele.capture.leftovers import ABSENT, Leftovers, write
 from abele.containers import is_array
@@ -78,10 +79,17 @@ class Stored(NamedTuple):
     before: Any
     value: Any
 
+    @property
+    def is_new(self) -> bool:
+        """Return whether the program does not depend on the entry before."""
+        before: Any = self.before
+        is_plain = isinstance(before, PLAIN) and not issubclass(type(before), Unread)
+        return self.key != "training" and not is_plain
+
     def store(self, value: Any) -> None:
         """Store the value of another call."""
         holder: Any = self.holder
-        if isinstance(holder, list):
+        if isinstance(holder, list) and self.before is ABSENT:
             cast("list[Any]", holder).append(value)
         elif self.key == "training":
             self.holder.training = value  # modules are watched
@@ -100,11 +108,13 @@ class Reached:
     Attributes:
         modules: modules with their paths.
         optimizers: optimizers with their paths.
+        scalers: objects of ``torch.amp.GradScaler``.
     """
 
     def __init__(self, function: Any, frames: Frames, arguments: Sequence[Any]):
         self.modules: dict[int, tuple[str, torch.nn.Module]] = {}
         self.optimizers: dict[int, tuple[str, torch.optim.Optimizer]] = {}
+        self.scalers: list[torch.amp.GradScaler] = []
         self._paths: dict[int, str] = {}
         self._kept: list[Any] = []
         self._globals = list(global_names(frames))
@@ -132,11 +142,13 @@ class Reached:
         if isinstance(value, (*PLAIN, torch.Tensor)):
             return
         self._kept.append(value)
-        self._paths.setdefault(id(value), path)
         if isinstance(value, torch.nn.Module):
             self.modules.setdefault(id(value), (path, value))
         elif isinstance(value, torch.optim.Optimizer):
             self.optimizers.setdefault(id(value), (path, value))
+        elif isinstance(value, torch.amp.GradScaler) and not self.has(value):
+            self.scalers.append(value)
+        self._paths.setdefault(id(value), path)
         self._note_generator(path, value)
         self._note_class(value if isinstance(value, type) else type(value))
         if is_array(value) and value.size <= _MOST:
@@ -162,6 +174,20 @@ class Reached:
             self._iterators.append((path, value))
         elif isinstance(value, _GENERATORS):
             self._generators.append((path, value, copy.deepcopy(_numbers(value))))
+
+    def weights(self) -> list[torch.Tensor]:
+        """Return the tensors that objects and variables hold and whose casts autocast keeps."""
+        found = {id(each): each for each in self._tensors()}.values()
+        return [each for each in found if is_cast_once(each)]
+
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        values = (before for _, _, before in self._globals)
+        yield from (each for each in values if isinstance(each, torch.Tensor))
+        yield from self.leftovers.tensors()
+
+    def count(self, tensor: torch.Tensor) -> int:
+        """Return how many entries of objects and variables hold a tensor."""
+        return sum(each is tensor for each in self._tensors())
 
     def has(self, value: Any) -> bool:
         """Return whether an object was reached, before the call."""
@@ -207,11 +233,6 @@ class Reached:
     def changes(self) -> tuple[list[Changed], list[Stored]]:
         """Return what has changed since this object was made, and which tensors were stored."""
         found = [
-            Changed(name, before, namespace.get(name))
-            for namespace, name, before in self._globals
-            if not same(before, namespace.get(name))
-        ]
-        found += [
             Changed(path, "its numbers", "others")
             for path, generator, before in self._generators
             if repr(_numbers(generator)) != repr(before)
@@ -233,17 +254,21 @@ class Reached:
             if not same(before, vars(kind).get(name))
         ]
         stored: list[Stored] = []
-        for holder, key, before, after in self.leftovers.changes():
+        names = {id(space) for space, _, _ in self._globals}
+        variables = [(space, name, old, space.get(name)) for space, name, old in self._globals]
+        for holder, key, before, after in (*variables, *self.leftovers.changes()):
             if same(before, after):
                 continue
             is_mode = isinstance(holder, torch.nn.Module) and key == "training"
-            counts = issubclass(type(before), Unread) and issubclass(type(after), Unread)
-            if is_mode or counts or (_is_traced(after) and _can_store(holder, before)):
+            overwritten = issubclass(type(before), Unread) and isinstance(after, PLAIN)
+            place = place_of(holder, key, before, after)
+            new = place is None and _is_traced(before, after) and _can_store(holder, before)
+            if is_mode or overwritten or new:
                 stored.append(Stored(holder, key, before, after))
             else:
                 owner = self._paths.get(id(holder), type(holder).__name__)
-                place = place_of(holder, key, before, after)
-                found.append(Changed(_path(owner, holder, key), before, after, place))
+                path = key if id(holder) in names else _path(owner, holder, key)
+                found.append(Changed(path, before, after, place))
         return found, stored
 
     def put_back(self) -> None:
@@ -277,18 +302,27 @@ def _path(owner: str, holder: Any, key: Any) -> str:
     return f"{owner}.{key}"
 
 
-def _is_traced(value: Any) -> bool:
-    """Return whether a value is a tensor of the trace or a structure of such."""
+def _is_traced(before: Any, value: Any) -> bool:
+    """Return whether a value is a tensor or number of the trace, or a structure of such.
+
+    Other numbers of a structure have to be those before: one may be counted by each call.
+    """
     leaves, _ = _torch.flatten(value)
-    kinds = (_torch.FakeTensor, *PLAIN)
-    return all(isinstance(leaf, kinds) for leaf in leaves) and any(
-        isinstance(leaf, _torch.FakeTensor) for leaf in leaves
+    traced = [isinstance(e, _torch.FakeTensor) or issubclass(type(e), Unread) for e in leaves]
+    plain = [leaf for leaf, is_traced in zip(leaves, traced, strict=True) if not is_traced]
+    if not any(traced) or not all(isinstance(leaf, PLAIN) for leaf in plain):
+        return False
+    old = [leaf for leaf in _torch.flatten(before)[0] if not isinstance(leaf, torch.Tensor)]
+    return (
+        before is None
+        or before is ABSENT
+        or (len(old) == len(plain) and all(map(same, old, plain)))
     )
 
 
 def _can_store(holder: Any, before: Any) -> bool:
     if isinstance(holder, list):
-        return before is ABSENT
+        return before is ABSENT or isinstance(before, torch.Tensor)
     return not isinstance(holder, set | collections.deque)
 
 
@@ -303,7 +337,8 @@ def same(before: Any, after: Any) -> bool:
         return True
     if not isinstance(before, PLAIN) or type(before) is not type(after):
         return False
-    return repr(before) == repr(after) if isinstance(before, float) else before == after
+    has_zeros = isinstance(before, float) or type(before) in (np.float32, np.float16)
+    return repr(before) == repr(after) if has_zeros else bool(before == after)
 
 
 def _is_stateful_of_torch(value: Any) -> bool:

@@ -16,12 +16,14 @@ import types
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from abele import _torch
 from abele.capture import reachable
-from abele.containers import is_dict
-from abele.errors import CaptureError
+from abele.containers import is_dict, is_list
+from abele.errors import CaptureError, DataDependentError
+from abele.functions.replaced import replaced
 from abele.warn import user_line
 
 _MOST = 2**53  # integers above may be no float64
@@ -34,6 +36,8 @@ _KNOWN = {
     *("rsub", "__rdiv__", "gt", "ge", "lt", "le", "eq", "ne"),
 }  # fmt: skip
 _WITHOUT_GRADIENTS = {"lerp", "lerp_"}  # whose derivatives round a number otherwise
+# Types of numbers that may have slots; those of NumPy compute in Python as they are.
+NUMBERS = (int, float, np.float64, np.float32, np.float16, np.int64, np.int32)
 _SUMS = {"add": 1, "add_": 1, "sub": -1, "sub_": -1}
 _OF_MATH = ("sqrt", "exp", "log", "pow", "cos", "sin", "tanh")
 _PRODUCTS = ("addcmul", "addcmul_", "addcdiv", "addcdiv_")
@@ -72,10 +76,18 @@ class Place:
 
 def place_of(holder: Any, key: Any, before: Any, after: Any) -> Place | None:
     """Return the place of an entry that a call changes from one number to another one."""
-    if type(before) is not type(after) or type(after) not in (int, float):
+    late = issubclass(type(after), Unread)
+    if type(before) not in NUMBERS or not (late or type(before) is type(after)):
         return None
+    return entry_of(holder, key)
+
+
+def entry_of(holder: Any, key: Any) -> Place | None:
+    """Return the place of an entry of an object; None if the object has it elsewhere."""
     if isinstance(holder, types.CellType):
         return Place(holder)
+    if is_list(holder):
+        return Place(holder, key) if key < len(holder) else None
     space = holder if is_dict(holder) else reachable.attributes_of(holder)
     return Place(space, key) if key in space else None
 
@@ -92,7 +104,29 @@ class ReadError(CaptureError):
         self.what = what
 
 
-class Unread:
+class Opaque:
+    """A base of stand-ins, whose values no code gets."""
+
+    def refuse(self) -> Any:
+        """Raise an error: the value was asked for."""
+        raise NotImplementedError
+
+
+def _refused(stand_in: Opaque, *args: Any, **kwargs: Any) -> Any:
+    return stand_in.refuse()
+
+
+for _name in (
+    *("bool", "int", "float", "complex", "index", "len", "iter", "getitem", "setitem", "contains"),
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "divmod"),
+    *("radd", "rsub", "rmul", "rtruediv", "rfloordiv", "rmod", "rpow", "rmatmul", "rdivmod"),
+    *("neg", "abs", "lt", "le", "gt", "ge", "eq", "ne", "hash", "format", "str", "call"),
+    *("round", "trunc", "floor", "ceil"),
+):
+    setattr(Opaque, f"__{_name}__", _refused)
+
+
+class Unread(Opaque):
     """Stands for a value of Python while a call is captured that does not depend on it.
 
     It is no number, so that nothing can compute with it, and only be passed on, returned or used by
@@ -105,7 +139,7 @@ class Unread:
 
     def __init__(self, what: int | Place, kind: type):
         self.what, self.kind = what, kind
-        self.error: ReadError | None = None
+        self.error: CaptureError | None = None
 
     def now(self, leaves: Sequence[Any]) -> Any:
         """Return the value at a call with the given leaves of arguments."""
@@ -116,17 +150,10 @@ class Unread:
         """The type of the value, so that ``isinstance`` answers as for the value."""
         return self.kind
 
-    def refuse(self, *args: Any, **kwargs: Any) -> Any:
+    def refuse(self) -> Any:
         """Raise an error: a program does not have the value."""
         self.error = self.error or ReadError(self.what)
         raise self.error
-
-    __bool__ = __int__ = __float__ = __index__ = __len__ = __iter__ = __getitem__ = refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = refuse
-    __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = refuse
-    __neg__ = __abs__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = refuse  # type: ignore[assignment]
-    __hash__ = __format__ = __str__ = __contains__ = __call__ = refuse  # type: ignore[assignment]
-    __round__ = __trunc__ = __floor__ = __ceil__ = __divmod__ = __complex__ = refuse
 
 
 class Varying(Unread):
@@ -138,13 +165,15 @@ class Varying(Unread):
         slots: gets the slot.
     """
 
+    late = False  # whether its value follows from a tensor that the program computes
+
     def __init__(self, what: int | Place, number: Any, slots: Slots):
         super().__init__(what, cast("Any", type(number)))
         self.number, self._slots = number, slots
 
     def slot(self) -> torch.Tensor:
         """Return the 0-d float64 tensor that becomes the slot."""
-        if self.kind not in (int, float) or (self.kind is int and abs(self.number) > _MOST):
+        if self.late or self.kind not in NUMBERS or not _fits(self.kind, self.number):
             return self.refuse()
         return self._slots.tensor_of(self)
 
@@ -181,52 +210,33 @@ class Varying(Unread):
         extra = {} if alpha is None else {"alpha": alpha}
         return func(*(e.slot().to(dtype) if _is_varying(e) else e for e in args), **extra)
 
-    def _with(self, name: str, other: Any) -> Any:
+    def combined(self, name: str, other: Any) -> Any:
         """Combine the number with a tensor, or compute with it as Python does."""
         if isinstance(other, torch.Tensor):
             mirrored = _MIRRORED.get(name)
             return getattr(torch.Tensor, mirrored)(other, self) if mirrored else self.refuse()
-        if type(other) not in (int, float) and not _is_varying(other):
+        if type(other) not in NUMBERS and not _is_varying(other):
             return self.refuse()
         return Derived(self._slots, getattr(operator, name), self, other)
-
-    def __add__(self, other: Any) -> Any:
-        return self._with("__add__", other)
-
-    def __sub__(self, other: Any) -> Any:
-        return self._with("__sub__", other)
-
-    def __mul__(self, other: Any) -> Any:
-        return self._with("__mul__", other)
-
-    def __truediv__(self, other: Any) -> Any:
-        return self._with("__truediv__", other)
-
-    def __pow__(self, other: Any) -> Any:
-        return self._with("__pow__", other)
 
     def __neg__(self) -> Any:
         return Derived(self._slots, operator.neg, self)
 
-    def _after(self, name: str, other: Any) -> Any:
-        if type(other) not in (int, float):
+    def __round__(self, *digits: Any) -> Any:
+        return Derived(self._slots, round, self, *digits)
+
+    def combined_after(self, name: str, other: Any) -> Any:
+        """Compute with the number as a second operand, as Python does."""
+        if type(other) not in NUMBERS and not _is_varying(other):
             return self.refuse()
         return Derived(self._slots, getattr(operator, name), other, self)
 
-    def __radd__(self, other: Any) -> Any:
-        return self._after("__add__", other)
 
-    def __rsub__(self, other: Any) -> Any:
-        return self._after("__sub__", other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return self._after("__mul__", other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return self._after("__truediv__", other)
-
-    def __rpow__(self, other: Any) -> Any:
-        return self._after("__pow__", other)
+for _name in ("add", "sub", "mul", "truediv", "pow"):
+    _with: Any = functools.partialmethod(Varying.combined, f"__{_name}__")
+    _after: Any = functools.partialmethod(Varying.combined_after, f"__{_name}__")
+    setattr(Varying, f"__{_name}__", _with)
+    setattr(Varying, f"__r{_name}__", _after)
 
 
 class Derived(Varying):
@@ -235,8 +245,15 @@ class Derived(Varying):
     def __init__(self, slots: Slots, function: Callable[..., Any], *operands: Any):
         self._function, self._operands = function, operands
         self._origins = [each for each in operands if _is_varying(each)]
+        self.late = any(each.late for each in self._origins)
         numbers = [each.number if _is_varying(each) else each for each in operands]
-        super().__init__(self._origins[0].what, function(*numbers), slots)
+        try:
+            number = function(*numbers)
+        except (ArithmeticError, ValueError):
+            if not self.late:
+                raise
+            number = self.refuse()
+        super().__init__(self._origins[0].what, number, slots)
 
     def now(self, leaves: Sequence[Any]) -> Any:
         """Return the value at a call with the given leaves of arguments."""
@@ -244,9 +261,63 @@ class Derived(Varying):
             *(each.now(leaves) if _is_varying(each) else each for each in self._operands)
         )
 
-    def refuse(self, *args: Any, **kwargs: Any) -> Any:
+    def slot(self) -> torch.Tensor:
+        """Return the number as a 0-d float64 tensor, with the bits that Python computes."""
+        if not self.late:
+            return super().slot()
+        function: Any = self._function
+        operands = [each.slot() if _is_varying(each) else each for each in self._operands]
+        operands = [float(n) if type(n) is int and abs(n) <= _MOST else n for n in operands]
+        divides = function is _EXACT[3] and _is_varying(self._operands[1])
+        if function not in _EXACT or divides or not {*map(type, operands)} <= _OPERANDS:
+            return self.refuse()
+        return function(*operands)
+
+    def refuse(self) -> Any:
         """Raise the error of the number that it is computed of."""
         self._origins[0].refuse()
+
+
+class Item(Varying):
+    """Stands for the number in a traced tensor, which Python gets once the program has run.
+
+    Args:
+        tensor: the traced tensor, of one element.
+        slots: of the capture.
+
+    Attributes:
+        output: index of the program's output that has the number.
+        value: the number in the latest call.
+    """
+
+    late = True
+
+    def __init__(self, tensor: torch.Tensor, slots: Slots):
+        example = 0.625 if tensor.is_floating_point() else 3
+        super().__init__(-1, True if tensor.dtype == torch.bool else example, slots)
+        self.tensor, self.output = tensor, -1
+        self.value: Any = None
+
+    def now(self, leaves: Sequence[Any]) -> Any:
+        """Return the number in the latest call."""
+        return self.value
+
+    def slot(self) -> torch.Tensor:
+        """Return the number as a 0-d float64 tensor of the program."""
+        return self.tensor.double() if self.kind is float else self.refuse()
+
+    def refuse(self) -> Any:
+        """Raise an error: the number is not known while the call is captured."""
+        self.error = self.error or DataDependentError(
+            f"The function reads the value of a tensor while the program is being captured, and "
+            f"decides by it at {user_line()}. Use tensor operations such as torch.where."
+        )
+        raise self.error
+
+
+# Functions that float64 tensors compute as Python does, but for division by zero.
+_EXACT = tuple(getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "neg"))
+_OPERANDS = {float, torch.Tensor, _torch.FakeTensor}
 
 
 # The method of a tensor for the other order of operands.
@@ -258,6 +329,11 @@ _MIRRORED = {
 }
 
 
+def _fits(kind: type, number: Any) -> bool:
+    """Return whether a float64 slot has the value of a number."""
+    return issubclass(kind, float | np.floating) or abs(number) <= _MOST
+
+
 def _is_varying(value: Any) -> bool:
     return issubclass(type(value), Varying)
 
@@ -267,19 +343,24 @@ class Slots:
 
     Args:
         values: those of the call, by index of the argument or place.
+        defers: numbers of tensors get stand-ins, too.
 
     Attributes:
         stand_ins: what stands for each.
+        items: what stands for numbers of tensors.
         tensors: by ``id``, the 0-d tensors that become slots, with the names of these.
     """
 
-    def __init__(self, values: Mapping[int | Place, Any]):
+    def __init__(self, values: Mapping[int | Place, Any], *, defers: bool = False):
+        self.defers, self.items = defers, list[Item]()
         self.stand_ins: dict[int | Place, Unread] = {}
         self.tensors: dict[int, tuple[str, torch.Tensor]] = {}
         self._made: list[tuple[Varying, str, torch.Tensor]] = []
         for what, value in values.items():
             kind = cast("Any", type(value))
-            varies = kind in (int, float)
+            if value is None or kind is bool:
+                continue  # code may ask what it `is`, and gets no answer of a stand-in
+            varies = kind in NUMBERS
             self.stand_ins[what] = Varying(what, value, self) if varies else Unread(what, kind)
 
     def tensor_of(self, number: Varying) -> torch.Tensor:
@@ -299,28 +380,28 @@ class Slots:
         """Put stand-ins into attributes and variables in a ``with`` block.
 
         Raises:
-            ReadError: on leaving, if the value of one was computed with.
+            CaptureError: on leaving, if the value of one was computed with.
         """
         places = [each for each in self.stand_ins if isinstance(each, Place)]
         values = [each.get() for each in places]
         for each in places:
             each.put(self.stand_ins[each])
-        functions: dict[str, Any] = {name: getattr(math, name) for name in _OF_MATH}
         try:
-            for name, function in functions.items():
-                setattr(math, name, functools.partial(self._computed, function))
-            yield
+            with replaced(*((math, name, self._computing) for name in _OF_MATH)):
+                yield
         finally:
-            for name, function in functions.items():
-                setattr(math, name, function)
             for each, value in zip(places, values, strict=True):
                 each.put(value)
-        for each in self.stand_ins.values():
-            if each.error is not None:
+        for each in (*self.stand_ins.values(), *self.items):
+            if each.error is not None:  # which the user's code may have caught
                 raise each.error
 
-    def _computed(self, function: Callable[..., Any], *args: Any) -> Any:
-        return Derived(self, function, *args) if any(map(_is_varying, args)) else function(*args)
+    def _computing(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def compute(*args: Any) -> Any:
+            varies = any(map(_is_varying, args))
+            return Derived(self, function, *args) if varies else function(*args)
+
+        return compute
 
     @property
     def read(self) -> set[int | Place]:
@@ -354,7 +435,7 @@ class Followed:
                 value = now(leaves)
             except (ArithmeticError, ValueError):  # the call itself will say so
                 return False
-            if type(value) is not kind or (kind is int and abs(value) > _MOST):
+            if type(value) is not kind or not _fits(kind, value):
                 return False
             before = self.values[name]
             if value != before or math.copysign(1, value) != math.copysign(1, before):

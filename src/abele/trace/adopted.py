@@ -105,6 +105,7 @@ class Adopted:
         named: the slots, in order.
         fakes: their tensors without data.
         tensors: the user's tensors that were met first, one per slot.
+        met: all of the user's tensors that were met, by ``id``.
         read: values that the trace has used.
     """
 
@@ -118,6 +119,7 @@ class Adopted:
         self.named: list[Named] = []
         self.fakes: list[torch.Tensor] = []
         self.tensors: list[torch.Tensor] = []
+        self.met: dict[int, torch.Tensor] = {}
         self.read: list[Reading] = []
         self._slots: dict[int, _Memory] = {}
         self._looked_at: dict[torch.fx.Node, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -173,6 +175,11 @@ class Adopted:
         """Note that the trace has used the values that were noted, or not."""
         self.read += self._readings if used else []
         self._readings, self._looked_at = [], {}
+
+    def tensor_of(self, node: Any) -> torch.Tensor | None:
+        """Return the user's tensor whose slot a node is."""
+        slots = zip(self._slots.values(), self.tensors, strict=True)
+        return next((tensor for slot, tensor in slots if slot.node is node), None)
 
     def has(self, tensor: torch.Tensor) -> bool:
         """Return whether a traced tensor is in the memory of a slot."""

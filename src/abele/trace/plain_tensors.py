@@ -141,6 +141,8 @@ class PlainTensors:
                     "forward uses a tensor that is neither a parameter nor a buffer and is "
                     f"{kind}; a program keeps dense tensors. {INSTEAD}"
                 )
+            if self._adopted is not None:
+                self._adopted.met[id(value)] = value
             storage = _torch.memory_of(value)
             layout = tuple(value.shape), value.stride(), value.storage_offset()
             key = storage, value.dtype, layout, value.is_conj(), value.is_neg()

@@ -236,7 +236,7 @@ def test_a_result_is_put_into_the_batch(wrap):
     return call, lambda: task
 
 
-@stays_eager(match="returns or keeps a view of a parameter")
+@compiles(programs=1)
 def test_views_of_parameters_are_returned(wrap):
     task, kept = Task(), []
 
@@ -356,7 +356,6 @@ def test_a_hidden_state_of_the_call_before(wrap):
     return call, lambda: task
 
 
-@pytest.mark.xfail(reason="results that share memory are separate tensors", strict=True)
 @compiles(programs=1)
 def test_one_tensor_is_returned_twice(wrap):
     model = nn.Linear(5, 3)

@@ -41,7 +41,7 @@ def found(tmp_path_factory) -> dict[str, list[dict]]:
 # Programs and the calls that they serve, in process 0 and 1; of six calls the first is plain.
 _SERVED = {
     "statistics_of_rank_0": [(2, 10), (2, 10)],
-    "accumulated_outside": [(4, 16), (4, 16)],
+    "accumulated_outside": [(3, 16), (3, 16)],
     "other_shapes": [(1, 5), (2, 5)],
     "one_is_plain": [(1, 5), (0, 0)],
     "uneven_numbers_of_batches": [(1, 11), (1, 17)],

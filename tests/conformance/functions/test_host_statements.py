@@ -214,7 +214,7 @@ def test_an_inner_loop_with_a_sum_of_numbers(wrap):
     return lambda i: epoch([batch(i), batch(i + 9)]), lambda: task
 
 
-@compiles(programs=2)
+@compiles(programs=1)
 def test_a_counter_that_the_loss_reads(wrap):
     task, box = Task(), [0]
 
@@ -383,29 +383,44 @@ def test_a_check_before_the_update_ends_the_call(ending):
     stays_eager(match="may raise an error|sys.exit exits|ends the call early")(build)()
 
 
-@pytest.mark.parametrize("name", ["weigh", "keep", "exit_if"])
+@compiles(programs=1)
+def test_a_helper_keeps_weights_before_the_update(wrap):
+    task, best = Task(), {}
+
+    class Keep:
+        def __call__(self, value):
+            best["state"] = {k: v.clone() for k, v in task.model.state_dict().items()}
+            best["loss"] = value
+
+    helper = Keep()
+
+    @wrap
+    def step(x, y):
+        loss = task.loss(x, y)
+        helper(loss.item())
+        return task.update(loss)
+
+    return lambda i: step(*batch(i)), lambda: (task, best)
+
+
+@pytest.mark.parametrize("name", ["weigh", "exit_if"])
 def test_a_helper_that_is_called_before_the_update_changes_what_it_reads(name):
     match = {
         "weigh": "helper may change weight, which the step reads",
-        "keep": "helper may change task, which the step reads",
         "exit_if": "helper exits",
     }
 
     def build(wrap):
-        task, weight, best = Task(), {"now": 1.0}, {}
+        task, weight = Task(), {"now": 1.0}
 
         def weigh(value):
             weight["now"] = 1 / (1 + value)
-
-        class Keep:
-            def __call__(self, value):
-                best["state"] = {k: v.clone() for k, v in task.model.state_dict().items()}
 
         def exit_if(value):
             if value > 1e9:
                 sys.exit(1)
 
-        helper = {"weigh": weigh, "keep": Keep(), "exit_if": exit_if}[name]
+        helper = {"weigh": weigh, "exit_if": exit_if}[name]
 
         @wrap
         def step(x, y):
@@ -413,12 +428,12 @@ def test_a_helper_that_is_called_before_the_update_changes_what_it_reads(name):
             helper(loss.item())
             return task.update(loss * weight["now"])
 
-        return lambda i: step(*batch(i)), lambda: (task, weight, best)
+        return lambda i: step(*batch(i)), lambda: (task, weight)
 
     stays_eager(match=match[name])(build)()
 
 
-@stays_eager(match=r"computes task\.model\(x\) and reads numbers of it")
+@compiles(programs=1)
 def test_a_helper_that_reads_numbers_of_a_model(wrap):
     task = Task()
 
@@ -440,22 +455,6 @@ def test_an_epoch(wrap):
             task.update(task.loss(x, y))
 
     return lambda i: epoch(False), lambda: task
-
-
-@stays_eager(match="computes gradients with the value of a tensor")
-def test_a_number_of_the_loss_scales_it(wrap):
-    task = Task()
-
-    @wrap
-    def step(x, y):
-        task.optimizer.zero_grad()
-        loss = task.loss(x, y)
-        scale = loss.item()
-        (loss * scale).backward()
-        task.optimizer.step()
-        return scale
-
-    return lambda i: step(*batch(i)), lambda: task
 
 
 @stays_eager(match="reads the value of a tensor")
@@ -506,7 +505,7 @@ def test_random_numbers_in_a_condition(wrap):
     return lambda i: step(*batch(i)), lambda: (task, drawn)
 
 
-@stays_eager(match="is a try, in a function with numbers of tensors")
+@compiles(programs=1)
 def test_a_return_of_a_number_in_a_try(wrap):
     task, count = Task(), [0]
 
@@ -556,7 +555,7 @@ def test_a_counter_of_a_function_that_is_called_after_it_is_read(wrap):
     return lambda i: step(*batch(i)), lambda: (task, counter, seen)
 
 
-@stays_eager(match=r"from 1 to 2.*, which a program does not repeat")
+@compiles(programs=1)
 def test_a_counter_of_code_without_a_file(wrap):
     space = {"task": Task(), "n": 0}
     code = "def step(x, y):\n global n\n n += 1\n return task.update(task.loss(x, y))"

@@ -124,7 +124,7 @@ def test_a_rate_in_branches(wrap):
 # -- what is no number of Python, or comes too late ----------------------------------------
 
 
-@stays_eager(match="uses task.optimizer.param_groups before the function", calls=6)
+@compiles(programs=1, calls=6)
 def test_a_rate_by_a_tensor(wrap):
     task = Task()
 

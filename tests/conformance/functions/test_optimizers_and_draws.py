@@ -321,7 +321,7 @@ def test_a_list_outside_has_two_names(wrap):
     return lambda i: step(*batch(i)), lambda: (task, losses)
 
 
-@stays_eager(match="by two names")
+@compiles(programs=1)
 def test_a_list_inside_has_two_names(wrap):
     task = Task()
 

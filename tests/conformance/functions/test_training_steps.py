@@ -6,7 +6,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 from torch.optim import lr_scheduler, swa_utils
 
-from helpers.compiled_functions import Task, batch, compiles, stays_eager
+from helpers.compiled_functions import Task, batch, compiles
 
 
 def deep(*between: nn.Module) -> nn.Sequential:
@@ -381,21 +381,6 @@ def test_autocast_around_calls_that_keeps_no_casts(wrap):
         dtype = torch.bfloat16 if i < 3 else torch.float16
         with torch.autocast("cpu", dtype, cache_enabled=False):
             return step(*batch(i)), step(*batch(i + 9))
-
-    return call, lambda: task
-
-
-@stays_eager(match="called under torch.autocast", programs=1)
-def test_autocast_around_calls(wrap):
-    task = Task()
-
-    @wrap
-    def step(x, y):
-        return task.update(task.loss(x, y))
-
-    def call(i):
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=i % 2 == 0):
-            return step(*batch(i))
 
     return call, lambda: task
 

@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 
+from abele.functions.frames import Frames
 from abele.functions.prologue import split
 
 BOX = [0]
@@ -66,7 +67,21 @@ def defaults(x, it, *more, scale=3, **named):
     return x * number + sum(named.values())
 
 
-SPLIT = [a_number, a_group, a_counter_in_a_list, an_item_of_a_batch, branches, defaults]
+def after_a_tensor(x, it):
+    y = x * 2
+    BOX[0] += it
+    return y * BOX[0]
+
+
+SPLIT = [
+    after_a_tensor,
+    a_number,
+    a_group,
+    a_counter_in_a_list,
+    an_item_of_a_batch,
+    branches,
+    defaults,
+]
 
 
 @pytest.mark.parametrize("function", SPLIT)
@@ -106,12 +121,6 @@ def a_random_number(x, it):
 def a_clock(x, it):
     scale = it * time.time()
     return x * scale
-
-
-def after_a_tensor(x, it):
-    y = x * 2
-    BOX[0] += it
-    return y * BOX[0]
 
 
 def after_an_own_variable(x, it):
@@ -154,7 +163,7 @@ def names_all_variables(x, it):
 @pytest.mark.parametrize(
     "function",
     [
-        *(a_tensor, a_value, a_global_tensor, a_random_number, a_clock, after_a_tensor),
+        *(a_tensor, a_value, a_global_tensor, a_random_number, a_clock),
         *(after_an_own_variable, only_in_some_case, of_a_gradient, of_a_parameter),
         *(after_a_return, names_all_variables, torch.sin, lambda x, it: x),
     ],
@@ -165,3 +174,38 @@ def test_what_is_not_split(function, x):
 
 def test_a_call_that_fails_is_not_split(x):
     assert split(a_number, (x,), {}) is None
+
+
+def scaled(x):
+    return x * BOX[0]
+
+
+def counted(x):
+    BOX[0] += 1
+    return x
+
+
+def behind_a_reader(x, it):
+    y = scaled(x)
+    BOX[0] += it
+    return y
+
+
+def behind_a_counter(x, it):
+    y = counted(x)
+    scale = BOX[0] * it
+    return y * scale
+
+
+def behind_a_print(x, it):
+    print(OPTIMIZER.param_groups)
+    OPTIMIZER.param_groups[0]["lr"] = rate(it)
+    return x
+
+
+@pytest.mark.parametrize("function", [behind_a_reader, behind_a_counter, behind_a_print])
+def test_numbers_stay_behind_code_that_they_depend_on(function, x):
+    frames = Frames(None)
+    with frames.watching():
+        function(x, 1)
+    assert split(function, (x, 2), {}, frames) is None

@@ -1,0 +1,182 @@
+"""Effects of a traced call on real tensors: gradients, assigned data, and values that it reads."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from abele import _torch
+from abele.errors import CaptureError, DataDependentError
+from abele.functions.varying import Item, Slots
+from abele.trace.adopted import Adopted
+from abele.trace.decompositions import constant_value
+from abele.warn import called_by_user, user_line
+
+_Tensor: Any = torch.Tensor  # its attributes have no types
+_READS = {_Tensor.item, _Tensor.__float__, _Tensor.__int__, _Tensor.__bool__, _Tensor.__index__}
+_READ_MEMORY = {_Tensor.tolist, _Tensor.numpy, _Tensor.__array__}
+_OF_GRADIENT = (
+    *(_Tensor.grad.__get__, _Tensor.grad.__set__, _Tensor.grad.__delete__),
+    *(_Tensor.requires_grad.__set__, _Tensor.requires_grad_),
+)
+_ALIASING = (_Tensor.data.__get__, _Tensor.detach)
+
+
+@dataclasses.dataclass
+class Grad:
+    """``grad`` of a tensor before and after a traced call."""
+
+    tensor: torch.Tensor
+    before: torch.Tensor | None
+    requires: bool
+    after: torch.Tensor | None = None
+    freezes: bool = False
+    emptied: bool = False  # before a gradient was made
+
+    @property
+    def is_absent(self) -> bool:
+        """True if the call finds no gradient, and would add to one."""
+        return self.before is None and self.requires and not self.emptied
+
+
+class GradJournal:
+    """A record of changes of ``grad`` and ``requires_grad`` by a traced call.
+
+    Attributes:
+        read: whether the call has looked at a gradient.
+    """
+
+    def __init__(self):
+        self.read = False
+        self._first: dict[int, Grad] = {}
+        self._given = set[int]()  # gradients that the call finds, by their ``id``
+
+    def note(self, tensor: torch.Tensor) -> None:
+        """Note a tensor before a traced call changes its gradient."""
+        if tensor.is_leaf and id(tensor) not in self._first:
+            self._first[id(tensor)] = Grad(tensor, tensor.grad, tensor.requires_grad)
+            self._given.add(id(tensor.grad))
+
+    def has_given(self, gradient: torch.Tensor) -> bool:
+        """Return whether a tensor is a gradient that a call finds."""
+        return id(gradient) in self._given
+
+    def made(self) -> list[torch.Tensor]:
+        """Return the tensors with a gradient that the trace has made."""
+        tensors = [each.tensor for each in self._first.values()]
+        return [each for each in tensors if isinstance(each.grad, _torch.FakeTensor)]
+
+    def note_emptied(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Note that the function sets gradients to None, or to zero."""
+        for tensor in tensors:
+            self.note(tensor)
+            if not isinstance(tensor.grad, _torch.FakeTensor) and tensor.is_leaf:
+                self._first[id(tensor)].emptied = True
+
+    def starts_empty(self, tensor: torch.Tensor) -> bool:
+        """Return whether each call makes the gradient of a tensor anew."""
+        first = self._first[id(tensor)]
+        return first.emptied or first.before is not None
+
+    def restored(self) -> list[Grad]:
+        """Give tensors the gradients that they had; return what the call did to them."""
+        for each in self._first.values():
+            each.after = each.tensor.grad
+            each.freezes = each.tensor.requires_grad != each.requires
+            if each.freezes:
+                each.tensor.requires_grad_(each.requires)
+            each.tensor.grad = each.before
+        return list(self._first.values())
+
+
+class RealTensors(TorchFunctionMode):
+    """A mode for what a traced function does to real tensors beside computing with them."""
+
+    def __init__(
+        self,
+        grads: GradJournal,
+        adopted: Adopted,
+        numbers: Slots,
+        moved: dict[int, tuple[torch.Tensor, torch.Tensor]],
+    ):
+        super().__init__()
+        self._errors: list[Exception] = []  # of values that were read and are not known
+        self._moved = moved  # by id, what was assigned to the data of a tensor, and the tensor
+        self._grads, self._adopted, self._numbers = grads, adopted, numbers
+        self._aliases = collections.defaultdict[int, list[weakref.ref[Any]]](list)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], kinds: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if self._moved:
+            args = tuple(self._moved.get(id(each), (each, each))[1] for each in args)
+        first = args[0] if args else None
+        if func == _Tensor.item and self._numbers.defers:
+            return self._item(args[0])
+        if func in _READS:
+            try:
+                return func(*args)
+            except Exception as error:
+                self._errors.append(error)
+                raise
+        if isinstance(first, torch.Tensor) and not isinstance(first, _torch.FakeTensor):
+            if func in _READ_MEMORY:
+                raise DataDependentError(
+                    f"The function reads the value of a tensor, at {user_line()}, while it is "
+                    "captured."
+                )
+            if func == _Tensor.data.__set__:
+                return self._assign(*args)
+            if func in _OF_GRADIENT:
+                self._grads.read = True
+                self._grads.note(first)
+                if func == _Tensor.grad.__delete__ or args[-1] is None:
+                    self._grads.note_emptied([first])
+            if func in _ALIASING:
+                alias = func(*args, **(kwargs or {}))
+                self._aliases[id(first)].append(weakref.ref(alias))
+                return alias
+        return func(*args, **(kwargs or {}))
+
+    def aliases_of(self, tensor: torch.Tensor) -> list[Any]:
+        """Return what the function has made of a tensor's memory by ``data`` or ``detach``."""
+        found = [alias() for alias in self._aliases[id(tensor)]]
+        return [e for each in found if each is not None for e in (each, *self.aliases_of(each))]
+
+    def require_known(self) -> None:
+        """Raise the error of a value that was read, if the user's code has caught it."""
+        for error in self._errors:
+            raise error
+
+    def _item(self, tensor: torch.Tensor) -> Any:
+        """Return the number in a tensor, or what stands for it in the user's code."""
+        known = isinstance(tensor, _torch.FakeTensor) and constant_value(tensor) is not None
+        if known or tensor.numel() != 1 or tensor.is_complex() or not called_by_user():
+            return tensor.item()
+        with torch.no_grad():
+            made = Item(tensor.detach().clone(), self._numbers)
+        self._numbers.items.append(made)
+        return made
+
+    def _assign(self, tensor: torch.Tensor, value: Any) -> None:
+        """Write assigned data into a tensor's own memory."""
+        fits = isinstance(value, _torch.FakeTensor) and value.dtype == tensor.dtype
+        if not fits or value.shape != tensor.shape or self._adopted.has(value):
+            raise CaptureError(
+                f"The function assigns to the data of a tensor, at {user_line()}: another tensor "
+                "that it did not compute, or one of another shape or type. Use copy_()."
+            )
+        if any(alias() is not None for alias in self._aliases[id(tensor)]):
+            raise CaptureError(
+                f"The function assigns to the data of a tensor, at {user_line()}, and keeps what "
+                "was there before. Keep clone() of it."
+            )
+        with torch.no_grad():
+            tensor.copy_(value)
+        self._moved[id(value)] = value, tensor

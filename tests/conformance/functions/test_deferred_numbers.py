@@ -1,0 +1,317 @@
+"""Numbers of tensors that helpers return and count, and numbers set between backward and update."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import nn
+
+from helpers.compiled_functions import Task, batch, compiles, stays_eager
+
+CORRECT = TOTAL = 0
+
+
+@compiles(programs=1)
+def test_a_helper_trains_and_returns_a_number(wrap):
+    task = Task(torch.optim.Adam)
+
+    def step_in_helper(x, y):
+        loss = task.update(task.loss(x, y))
+        return loss.item()
+
+    @wrap
+    def step(x, y):
+        return step_in_helper(x, y)
+
+    return lambda i: step(*batch(i)), lambda: task
+
+
+class Trainer(Task):
+    """A trainer whose public method calls one that trains, counts and keeps a history."""
+
+    def __init__(self):
+        super().__init__(torch.optim.Adam)
+        self.count, self.average, self.history, self.seen = 0, 0.0, [], {"last": None}
+
+    def _step(self, data):
+        out = self.model(data[0])
+        loss = self.update(F.cross_entropy(out, data[1]))
+        self.count += 1
+        self.average = 0.9 * self.average + 0.1 * loss.item()
+        self.history.append(loss.item())
+        self.seen["last"] = loss.item()
+        return {"loss": loss.item(), "accuracy": (out.argmax(1) == data[1]).float().mean().item()}
+
+
+@compiles(programs=1)
+def test_a_method_of_a_trainer_trains_and_counts(wrap):
+    class Own(Trainer):
+        @wrap
+        def train_batch(self, x, y):
+            return self._step((x, y))
+
+    trainer = Own()
+    return lambda i: trainer.train_batch(*batch(i)), lambda: trainer
+
+
+def of_snli(wrap, where):
+    """A case of a running accuracy that is computed before backward."""
+    global CORRECT, TOTAL
+    CORRECT = TOTAL = n_correct = n_total = 0
+    task, space = Task(torch.optim.Adam), SimpleNamespace(n_correct=0, n_total=0)
+
+    @wrap
+    def variables(x, y):
+        nonlocal n_correct, n_total
+        task.optimizer.zero_grad()
+        answer = task.model(x)
+        n_correct += (torch.max(answer, 1)[1].view(y.size()) == y).sum().item()
+        n_total += len(x)
+        train_acc = 100.0 * n_correct / n_total
+        loss = F.cross_entropy(answer, y)
+        loss.backward()
+        task.optimizer.step()
+        return loss, train_acc
+
+    @wrap
+    def globals_(x, y):
+        global CORRECT, TOTAL
+        task.optimizer.zero_grad()
+        answer = task.model(x)
+        CORRECT += (torch.max(answer, 1)[1].view(y.size()) == y).sum().item()
+        TOTAL += len(x)
+        train_acc = 100.0 * CORRECT / TOTAL
+        task.update(F.cross_entropy(answer, y))
+        return train_acc
+
+    @wrap
+    def attributes(x, y):
+        answer = task.model(x)
+        space.n_correct += (torch.max(answer, 1)[1].view(y.size()) == y).sum().item()
+        space.n_total += len(x)
+        train_acc = round(100.0 * space.n_correct / space.n_total, 2)
+        loss = task.update(F.cross_entropy(answer, y))
+        return loss.item(), train_acc
+
+    step = {"variables": variables, "globals": globals_, "attributes": attributes}[where]
+    return (
+        lambda i: step(*batch(i)),
+        lambda: (task, vars(space), n_correct, n_total, CORRECT, TOTAL),
+    )
+
+
+@pytest.mark.parametrize("where", ["variables", "globals", "attributes"])
+def test_a_running_accuracy(where):
+    compiles(programs=1)(lambda wrap: of_snli(wrap, where))()
+
+
+@compiles(programs=1)
+def test_a_helper_logs_into_two_objects(wrap):
+    task, state, losses = Task(), SimpleNamespace(n=0, total=0.0), []
+
+    def log(S, l):  # noqa: E741 - as it was published
+        S.n += 1
+        S.total += l.item()
+        losses.append(l.item())
+
+    @wrap
+    def step(x, y):
+        loss = task.update(task.loss(x, y))
+        log(state, loss)
+        return loss
+
+    return lambda i: step(*batch(i)), lambda: (task, vars(state), losses)
+
+
+@compiles(programs=1)
+def test_a_number_of_the_loss_scales_it(wrap):
+    task = Task()
+
+    @wrap
+    def step(x, y):
+        task.optimizer.zero_grad()
+        loss = task.loss(x, y)
+        scale = loss.item()
+        (loss * scale).backward()
+        task.optimizer.step()
+        return scale
+
+    return lambda i: step(*batch(i)), lambda: task
+
+
+@pytest.mark.parametrize("form", ["condition", "text", "whole number", "length"])
+def test_a_number_that_decides_in_a_helper(form):
+    def build(wrap):
+        task = Task()
+
+        def helper(x, y):
+            value = task.update(task.loss(x, y)).item()
+            if form == "condition":
+                return "low" if value < 1 else "high"
+            if form == "text":
+                return f"{value:.3f}"
+            return int(value * 100) if form == "whole number" else [0] * max(1, int(value))
+
+        @wrap
+        def step(x, y):
+            return helper(x, y)
+
+        return lambda i: step(*batch(i)), lambda: task
+
+    stays_eager(match="reads the value of a tensor")(build)()
+
+
+@stays_eager(match="reads the value of a tensor")
+def test_an_error_of_a_number_is_caught_in_a_helper(wrap):
+    task = Task()
+
+    def helper(x, y):
+        loss = task.update(task.loss(x, y))
+        try:
+            return round(float(loss.item()), 1)
+        except Exception:  # noqa: BLE001 - as users write it
+            return 5.0
+
+    @wrap
+    def step(x, y):
+        return helper(x, y)
+
+    return lambda i: step(*batch(i)), lambda: task
+
+
+@stays_eager(match="8 programs|more than 8", programs=8, calls=11)
+def test_a_list_whose_length_a_helper_reads(wrap):
+    task, losses = Task(), []
+
+    def helper(x, y):
+        loss = task.update(task.loss(x, y))
+        losses.append(loss.item())
+        return len(losses)
+
+    @wrap
+    def step(x, y):
+        return helper(x, y)
+
+    return lambda i: step(*batch(i)), lambda: (task, losses)
+
+
+# -- learning rates between backward and update --------------------------------------------
+
+
+def rate_between(wrap, set_rate, kind=torch.optim.SGD):
+    task = Task(kind, lr=0.1)
+
+    @wrap
+    def step(x, y, it):
+        task.optimizer.zero_grad()
+        loss = task.loss(x, y)
+        loss.backward()
+        set_rate(task.optimizer, it)
+        task.optimizer.step()
+        return loss
+
+    return lambda i: step(*batch(i), i), lambda: task
+
+
+def by_power(optimizer, it):
+    lr = 0.1 * 0.5**it
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def by_decay(optimizer, it):
+    del it
+    optimizer.param_groups[0]["lr"] *= 0.9
+
+
+def constant(optimizer, it):
+    del it
+    for group in optimizer.param_groups:
+        group["lr"] = 0.05
+
+
+def by_condition(optimizer, it):
+    lr = 0.01 * (it + 1) if it < 3 else 0.1
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize(("set_rate", "programs"), [(by_power, 2), (by_decay, 2), (constant, 2)])
+def test_a_rate_set_between_backward_and_update(kind, set_rate, programs):
+    compiles(programs=programs, calls=7)(lambda wrap: rate_between(wrap, set_rate, kind))()
+
+
+@compiles(programs=1, calls=7)
+def test_a_rate_by_conditions_between_backward_and_update(wrap):
+    return rate_between(wrap, by_condition)
+
+
+@compiles(programs=1)
+def test_a_rate_set_in_the_decorated_function(wrap):
+    class Own(Task):
+        it = 0
+
+        @wrap
+        def step(self, x, y):
+            self.optimizer.zero_grad()
+            loss = self.loss(x, y)
+            loss.backward()
+            self.it += 1
+            for group in self.optimizer.param_groups:
+                group["lr"] = 0.1 / (1 + 0.1 * self.it)
+            self.optimizer.step()
+            return loss
+
+    own = Own()
+    own.it = 0
+    return lambda i: own.step(*batch(i)), lambda: own
+
+
+@compiles(programs=1)
+def test_a_rate_set_behind_the_update(wrap):
+    task = Task(torch.optim.Adam)
+
+    @wrap
+    def step(x, y):
+        loss = task.update(task.loss(x, y))
+        task.optimizer.param_groups[0]["lr"] *= 0.9
+        return loss
+
+    return lambda i: step(*batch(i)), lambda: task
+
+
+@stays_eager(match="scheduler|changes objects of Python|changes an object")
+def test_a_rate_set_behind_a_scheduler(wrap):
+    task = Task()
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(task.optimizer, 0.9)
+
+    @wrap
+    def step(x, y):
+        loss = task.update(task.loss(x, y))
+        scheduler.step()
+        for group in task.optimizer.param_groups:
+            group["lr"] *= 0.5
+        return loss
+
+    return lambda i: step(*batch(i)), lambda: (task, scheduler)
+
+
+@compiles(programs=1)
+def test_tensors_and_numbers_in_modules(wrap):
+    class Counting(nn.Linear):
+        seen, loss = 0, 0.0
+
+        def forward(self, x):
+            self.seen += len(x)
+            self.loss = x.abs().mean().item()
+            return super().forward(x)
+
+    task = Task(model=Counting(5, 3))
+
+    @wrap
+    def step(x, y):
+        return task.update(task.loss(x, y))
+
+    return lambda i: step(*batch(i)), lambda: (task, task.model.seen, task.model.loss)

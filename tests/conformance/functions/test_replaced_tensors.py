@@ -1,0 +1,286 @@
+"""Tensors that calls replace in Python objects: averages, hidden states, SAM; LBFGS's closures."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import nn
+
+from helpers.compiled_functions import Task, batch, compiles, stays_eager
+
+
+class Average:
+    """Averages of parameters, as many repositories publish them."""
+
+    def __init__(self, model, decay):
+        self.model, self.decay = model, decay
+        self.shadow = {name: p.data.clone() for name, p in model.named_parameters()}
+        self.backup = {}
+
+    def update(self):
+        for name, p in self.model.named_parameters():
+            if p.requires_grad:
+                new = (1.0 - self.decay) * p.data + self.decay * self.shadow[name]
+                self.shadow[name] = new.clone()
+
+    def apply_shadow(self):
+        for name, p in self.model.named_parameters():
+            self.backup[name] = p.data
+            p.data = self.shadow[name]
+
+
+@compiles(programs=1)
+def test_averages_in_a_dictionary(wrap):
+    task = Task(torch.optim.Adam)
+    average = Average(task.model, 0.9)
+
+    @wrap
+    def step(x, y):
+        loss = task.update(task.loss(x, y))
+        average.update()
+        return loss
+
+    kept = []
+
+    def call(i):
+        kept.append(average.shadow["weight"])  # stays what it was
+        return step(*batch(i))
+
+    return call, lambda: (task, average.shadow, kept)
+
+
+@compiles(programs=1)
+def test_averages_in_a_dictionary_of_the_function(wrap):
+    task = Task()
+    shadow = {name: p.detach().clone() for name, p in task.model.named_parameters()}
+
+    @wrap
+    def step(x, y):
+        loss = task.update(task.loss(x, y))
+        with torch.no_grad():
+            for name, p in task.model.named_parameters():
+                shadow[name] = 0.9 * shadow[name] + (1 - 0.9) * p.data
+        return loss
+
+    return lambda i: step(*batch(i)), lambda: (task, shadow)
+
+
+@pytest.mark.parametrize("where", ["attribute", "item", "variable"])
+def test_a_hidden_state_is_kept(where):
+    def build(wrap):
+        cell = nn.GRUCell(5, 3)
+        task = Task(model=cell)
+        task.hidden, states, state = torch.zeros(4, 3), [torch.zeros(4, 3)], torch.zeros(4, 3)
+
+        @wrap
+        def step(x, y):
+            nonlocal state
+            hidden = {"attribute": task.hidden, "item": states[0], "variable": state}[where]
+            hidden = cell(x, hidden)
+            loss = task.update(F.cross_entropy(hidden, y))
+            if where == "attribute":
+                task.hidden = hidden.detach()
+            elif where == "item":
+                states[0] = hidden.detach()
+            else:
+                state = hidden.detach()
+            return loss
+
+        return lambda i: step(*batch(i)), lambda: (task, states, state)
+
+    compiles(programs=1)(build)()
+
+
+@compiles(programs=1)
+def test_a_running_mean_of_the_loss(wrap):
+    task = Task()
+    task.mean = torch.zeros(())
+
+    @wrap
+    def step(x, y):
+        loss = task.update(task.loss(x, y))
+        task.mean = 0.9 * task.mean + 0.1 * loss.detach()
+        return task.mean
+
+    return lambda i: step(*batch(i)), lambda: task
+
+
+@stays_eager(match="held elsewhere")
+def test_a_replaced_tensor_that_is_held_elsewhere(wrap):
+    task = Task()
+    task.first = task.mean = torch.ones(())
+
+    @wrap
+    def step(x, y):
+        loss = task.update(task.loss(x, y) * task.first)
+        task.mean = 0.9 * task.mean + 0.1 * loss.detach()
+        return loss
+
+    def call(i):
+        task.first = task.mean
+        return step(*batch(i))
+
+    return call, lambda: task
+
+
+@pytest.mark.parametrize("first", ["average", "weight"])
+def test_an_average_shares_the_memory_of_a_weight(first):
+    def build(wrap):
+        task = Task()
+        task.average = task.model.weight.data
+
+        @wrap
+        def step(x, y):
+            loss = task.update(task.loss(x, y)) if first == "weight" else 0
+            task.average = 0.9 * task.average.data + 0.1 * task.model.weight.data
+            task.model.weight.data = task.average
+            return loss + task.update(task.loss(x, y))
+
+        def call(i):
+            if i == 3:
+                task.average = task.average.clone()
+            return step(*batch(i))
+
+        return call, lambda: task
+
+    stays_eager(match="held elsewhere")(build)()
+
+
+# -- sharpness-aware minimisation ------------------------------------------------------------
+
+
+class SAM(torch.optim.Optimizer):
+    def __init__(self, params, base_optimizer, rho=0.05, adaptive=False, **kwargs):
+        super().__init__(params, {"rho": rho, "adaptive": adaptive, **kwargs})
+        self.base_optimizer = base_optimizer(self.param_groups, **kwargs)
+        self.param_groups = self.base_optimizer.param_groups
+        self.defaults.update(self.base_optimizer.defaults)
+
+    @torch.no_grad()
+    def first_step(self, zero_grad=False):
+        grad_norm = self._grad_norm()
+        for group in self.param_groups:
+            scale = group["rho"] / (grad_norm + 1e-12)
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                self.state[p]["old_p"] = p.data.clone()
+                e_w = (torch.pow(p, 2) if group["adaptive"] else 1.0) * p.grad * scale.to(p)
+                p.add_(e_w)
+        if zero_grad:
+            self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self, zero_grad=False):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                p.data = self.state[p]["old_p"]
+        self.base_optimizer.step()
+        if zero_grad:
+            self.zero_grad()
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        assert closure is not None
+        closure = torch.enable_grad()(closure)
+        self.first_step(zero_grad=True)
+        closure()
+        self.second_step()
+
+    def _grad_norm(self):
+        return torch.norm(
+            torch.stack(
+                [
+                    ((torch.abs(p) if group["adaptive"] else 1.0) * p.grad).norm(p=2)
+                    for group in self.param_groups
+                    for p in group["params"]
+                    if p.grad is not None
+                ]
+            ),
+            p=2,
+        )
+
+
+@pytest.mark.parametrize("form", ["two steps", "closure"])
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_sharpness_aware_minimisation(form, adaptive):
+    def build(wrap):
+        model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+        task = Task(model=model)
+        task.optimizer = SAM(
+            model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9, adaptive=adaptive
+        )
+
+        @wrap
+        def step(x, y):
+            if form == "closure":
+
+                def closure():
+                    loss = task.loss(x, y)
+                    loss.backward()
+                    return loss
+
+                loss = task.loss(x, y)
+                loss.backward()
+                task.optimizer.step(closure)
+                task.optimizer.zero_grad()
+                return loss
+            loss = task.loss(x, y)
+            loss.backward()
+            task.optimizer.first_step(zero_grad=True)
+            task.loss(x, y).backward()
+            task.optimizer.second_step(zero_grad=True)
+            return loss
+
+        return lambda i: step(*batch(i)), lambda: (task, task.optimizer.base_optimizer)
+
+    compiles(programs=1)(build)()
+
+
+# -- LBFGS, and losses that check their arguments ----------------------------------------------
+
+
+@compiles(programs=1)
+def test_a_closure_of_lbfgs(wrap):
+    task = Task(torch.optim.LBFGS, lr=0.5, max_iter=4)
+    x, y = batch(0)
+
+    @wrap
+    def closure():
+        task.optimizer.zero_grad()
+        loss = task.loss(x, y)
+        loss.backward()
+        return loss
+
+    return lambda i: task.optimizer.step(closure), lambda: task
+
+
+@stays_eager(match="reads the value of a tensor while .* trains with values of tensors")
+def test_a_whole_step_of_lbfgs(wrap):
+    task = Task(torch.optim.LBFGS, lr=0.5, max_iter=4)
+
+    @wrap
+    def step(x, y):
+        def closure():
+            task.optimizer.zero_grad()
+            loss = task.loss(x, y)
+            loss.backward()
+            return loss
+
+        return task.optimizer.step(closure)
+
+    return lambda i: step(*batch(i)), lambda: task
+
+
+@compiles(programs=1)
+def test_a_gaussian_loss(wrap):
+    task = Task(torch.optim.Adam, model=nn.Linear(5, 2))
+    criterion = nn.GaussianNLLLoss()
+
+    @wrap
+    def step(x):
+        mean, variance = task.model(x).unbind(1)
+        return task.update(criterion(mean, x[:, 0], F.softplus(variance)))
+
+    return lambda i: step(batch(i)[0]), lambda: task

@@ -1,0 +1,249 @@
+"""Enabled gradient scalers, and calls inside of blocks of autocast."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import nn
+
+from helpers.compiled_functions import Task, batch, compiles, stays_eager
+
+INFINITE = (2, 3, 6)  # calls with gradients that are not finite
+
+
+def scaled(wrap, kind=torch.optim.AdamW, *, unscales=False, logs=False, **options):
+    """A case of a step with a scaler, some of whose gradients are infinite."""
+    task = Task(kind, **({"lr": 0.1} if kind is torch.optim.SGD else {}))
+    scaler, scales = torch.amp.GradScaler("cpu", **{"growth_interval": 2, **options}), []
+
+    @wrap
+    def step(x, y):
+        task.optimizer.zero_grad()
+        loss = task.loss(x, y)
+        scaler.scale(loss).backward()
+        if unscales:
+            scaler.unscale_(task.optimizer)
+            nn.utils.clip_grad_norm_(task.model.parameters(), 0.5)
+        scaler.step(task.optimizer)
+        scaler.update()
+        if logs:
+            scales.append(scaler.get_scale())
+        return loss
+
+    def call(i):
+        x, y = batch(i)
+        return step(x * (float("inf") if i in INFINITE else 1), y)
+
+    def state():
+        return task, scaler.state_dict(), scaler.get_scale(), scales
+
+    return call, state
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+@pytest.mark.parametrize("unscales", [False, True])
+def test_a_scaler_skips_updates(kind, unscales):
+    compiles(programs=1, calls=10)(lambda wrap: scaled(wrap, kind, unscales=unscales))()
+
+
+@compiles(programs=1, calls=10)
+def test_the_scale_is_logged(wrap):
+    return scaled(wrap, logs=True)
+
+
+@compiles(programs=1, calls=6)
+def test_a_scale_that_grows_beyond_float32(wrap):
+    return scaled(wrap, init_scale=2.0**127, growth_interval=1)
+
+
+@compiles(programs=1, calls=6)
+def test_a_disabled_scaler(wrap):
+    return scaled(wrap, torch.optim.SGD, enabled=False)
+
+
+@compiles(programs=2, calls=6)
+def test_another_growth_interval_between_calls(wrap):
+    task, scaler = Task(), torch.amp.GradScaler("cpu", growth_interval=2)
+
+    @wrap
+    def step(x, y):
+        task.optimizer.zero_grad()
+        scaler.scale(task.loss(x, y)).backward()
+        scaler.step(task.optimizer)
+        scaler.update()
+
+    def call(i):
+        scaler.set_growth_interval(2 if i < 3 else 1)
+        return step(*batch(i))
+
+    return call, lambda: (task, scaler.state_dict())
+
+
+@compiles(programs=2, calls=8)
+def test_a_scaler_with_accumulated_gradients(wrap):
+    task, scaler = Task(torch.optim.Adam), torch.amp.GradScaler("cpu", growth_interval=2)
+
+    @wrap
+    def step(x, y, last):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = task.loss(x, y) / 2
+        scaler.scale(loss).backward()
+        if last:
+            scaler.step(task.optimizer)
+            scaler.update()
+            task.optimizer.zero_grad()
+        return loss
+
+    return lambda i: step(*batch(i), i % 2 == 1), lambda: (task, scaler.state_dict())
+
+
+@compiles(programs=1)
+def test_two_optimizers_of_one_scaler(wrap):
+    first, second = Task(torch.optim.Adam), Task()
+    scaler = torch.amp.GradScaler("cpu", growth_interval=2)
+
+    @wrap
+    def step(x, y):
+        for task in (first, second):
+            task.optimizer.zero_grad()
+        scaler.scale(first.loss(x, y) + second.loss(x, y)).backward()
+        for task in (first, second):
+            scaler.step(task.optimizer)
+        scaler.update()
+
+    return lambda i: step(*batch(i)), lambda: (first, second, scaler.state_dict())
+
+
+@stays_eager(match=r"between unscale_\(\) or step\(\) of a GradScaler and its update\(\)")
+def test_a_scaler_is_updated_outside(wrap):
+    task, scaler = Task(), torch.amp.GradScaler("cpu")
+
+    @wrap
+    def step(x, y):
+        task.optimizer.zero_grad()
+        scaler.scale(task.loss(x, y)).backward()
+        scaler.step(task.optimizer)
+
+    def call(i):
+        step(*batch(i))
+        scaler.update()
+
+    return call, lambda: (task, scaler.state_dict())
+
+
+@stays_eager(match="GradScaler steps a Own, which has no update rule")
+def test_a_scaler_steps_an_optimizer_of_ones_own(wrap):
+    class Own(torch.optim.Optimizer):
+        def __init__(self, params):
+            super().__init__(params, {})
+
+        @torch.no_grad()
+        def step(self):
+            for group in self.param_groups:
+                for param in group["params"]:
+                    param.sub_(param.grad)
+
+    task, scaler = Task(Own), torch.amp.GradScaler("cpu")
+
+    @wrap
+    def step(x, y):
+        task.optimizer.zero_grad()
+        scaler.scale(task.loss(x, y)).backward()
+        scaler.step(task.optimizer)
+        scaler.update()
+
+    return lambda i: step(*batch(i)), lambda: (task, scaler.state_dict())
+
+
+# -- calls inside of autocast ------------------------------------------------------------
+
+
+@compiles(programs=2)
+def test_autocast_around_each_call(wrap):
+    layers = nn.Sequential(nn.Linear(5, 5), nn.LayerNorm(5), nn.Linear(5, 3))
+    task = Task(torch.optim.Adam, model=layers)
+
+    @wrap
+    def step(x, y):
+        out = task.model(x) + task.model(x / 2)
+        return task.update(F.cross_entropy(out, y))
+
+    def call(i):
+        with torch.autocast("cpu", torch.bfloat16, enabled=i != 3):
+            loss = step(*batch(i))
+            # Plain PyTorch goes on to use the casts of the weights before the update.
+            return loss, task.model(batch(i)[0]).detach()
+
+    return call, lambda: task
+
+
+@compiles(programs=1)
+def test_autocast_around_calls_with_weights_of_several_types(wrap):
+    layers = nn.ModuleList([nn.Linear(5, 5).double(), nn.Linear(5, 3), nn.Linear(3, 3).bfloat16()])
+    task = Task(model=layers)
+
+    @wrap
+    def step(x, y):
+        out = layers[2](layers[1](layers[0](x.double()).float()))
+        return task.update(F.cross_entropy(out.float(), y))
+
+    def call(i):
+        with torch.autocast("cpu", torch.bfloat16):
+            return step(*batch(i)), layers[1](batch(i)[0]).detach()
+
+    return call, lambda: task
+
+
+@compiles(programs=1, calls=7)
+def test_autocast_around_several_calls_keeps_casts(wrap):
+    task = Task()
+
+    @wrap
+    def step(x, y):
+        return task.update(task.loss(x, y))
+
+    def call(i):
+        with torch.autocast("cpu", torch.bfloat16):
+            first = step(*batch(i))
+            return first if i < 2 else (first, step(*batch(i + 9)), step(*batch(i + 19)))
+
+    return call, lambda: task
+
+
+@compiles(programs=1)
+def test_validation_inside_of_one_block_of_autocast(wrap):
+    task = Task()
+
+    @wrap
+    @torch.no_grad()
+    def validate(x, y):
+        return F.cross_entropy(task.model(x), y)
+
+    def call(i):
+        with torch.autocast("cpu", torch.bfloat16):
+            losses = [validate(*batch(i + k)) for k in range(4)]
+            with torch.no_grad():
+                task.model.weight.mul_(0.9)
+            return losses, validate(*batch(i))
+
+    return call, lambda: task
+
+
+@stays_eager(match="keeps casts of weights from before", calls=6)
+def test_all_calls_inside_of_one_block_of_autocast(wrap):
+    task = Task()
+    autocast = torch.autocast("cpu", torch.bfloat16)
+
+    @wrap
+    def step(x, y):
+        return task.update(task.loss(x, y))
+
+    def call(i):
+        if i == 0:
+            autocast.__enter__()
+        try:
+            return step(*batch(i))
+        finally:
+            if i == 5:
+                autocast.__exit__(None, None, None)
+
+    return call, lambda: task
