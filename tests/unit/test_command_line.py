@@ -134,22 +134,21 @@ def test_the_whole_parser_has_the_options_of_all_commands():
 
 COMPLETES = """
 eval "$({python} -m abele completion bash)"
-COMP_WORDS=(abele {words}); COMP_CWORD={index}; _shtab_abele; echo "${{COMPREPLY[@]}}"
+for line in re 'report --te' 'port --sc'; do
+  COMP_WORDS=(abele $line); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); COMPREPLY=()
+  _shtab_abele; echo "${{COMPREPLY[@]}}"
+done
 """
 
 
-@pytest.mark.parametrize(
-    ("words", "completed"), [("re", "report"), ("report --te", "--text"), ("port --sc", "--scan")]
-)
-def test_bash_completes_commands_and_options(words, completed):
+def test_bash_completes_commands_and_options():
     pytest.importorskip("shtab")
-    script = COMPLETES.format(python=sys.executable, words=words, index=len(words.split()))
     path = os.pathsep.join(filter(None, sys.path))
     done = subprocess.run(
-        ["bash", "-c", script],
+        ["bash", "-c", COMPLETES.format(python=sys.executable)],
         env=os.environ | {"PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert done.stdout == f"{completed}\n"
+    assert done.stdout.split() == ["report", "--text", "--scan"]

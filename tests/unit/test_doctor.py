@@ -117,7 +117,8 @@ def test_the_table_has_the_variables_that_the_source_names():
     named = {
         node.value
         for path in (ROOT / "src").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if CONSTANT.search(text := path.read_text(encoding="utf-8"))
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
         if CONSTANT.fullmatch(node.value)
     }

@@ -3,15 +3,16 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
+
+from helpers.warm_python import python
 
 ROOT = Path(__file__).parents[3]
 LIMIT_S = 240
 
 
 def test_two_processes_train_as_in_plain_pytorch(tmp_path):
-    command = [sys.executable, "-W", "ignore", "-m", "helpers.dynamo_processes"]
+    command = [python(), "-W", "ignore", "-m", "helpers.dynamo_processes"]
     path = os.pathsep.join(str(ROOT / name) for name in ("src", "tests"))
     variables = {**os.environ, "ABELE_TARGET": "reference", "PYTHONPATH": path}
     started = [
