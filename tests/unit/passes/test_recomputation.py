@@ -206,6 +206,6 @@ def grown(target, rows, *arguments):
 @pytest.mark.parametrize("name", ["reference", pytest.param("cpu", marks=pytest.mark.compiler)])
 def test_the_process_takes_less_memory(name):
     usable(name)
-    plain, marked = (grown(name, "8192", *each) for each in ((), ("--checkpoints",)))
+    plain, marked = (grown(name, "2048", *each) for each in ((), ("--checkpoints",)))
     assert marked["bits"] == plain["bits"]
     assert marked["grown"] < 0.6 * plain["grown"]
