@@ -17,14 +17,9 @@ import poptorch.testing
 
 API = json.loads(Path(__file__).with_name("interface.json").read_text())
 MODULES = ("poptorch", "poptorch.optim", "poptorch.profiling", "poptorch.testing")
-NAMES = [(module, name) for module in MODULES for name in API[module]]
 # Parameters that torch's own constructors gained after the release that the facts describe, and
 # what is ours: both come after, or by keyword.
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
-def looked_up(module, name):
-    return getattr(importlib.import_module(module), name)
 
 
 def written(parameter):
@@ -49,60 +44,38 @@ def check(function, expected):
     entries = parameters(function)
     wanted = [text for text in expected if text != "*"]
     here = [written(p) for p in entries]
-    assert [text for text in here if text in wanted] == wanted, here
+    assert [text for text in here if text in wanted] == wanted, (function, here)
     extra = [p for p in entries if written(p) not in wanted]
-    assert all(p.default is not p.empty or p.kind in _VARIADIC for p in extra), extra
+    assert all(p.default is not p.empty or p.kind in _VARIADIC for p in extra), (function, extra)
     positional = [p for p in entries if p.kind is p.POSITIONAL_OR_KEYWORD]
     order = [written(p) for p in positional][: len(wanted)]
     named = [text for text in wanted if not text.startswith("*")]
     if "*" not in expected and not any(text.startswith("*") for text in wanted):
-        assert order == named
+        assert order == named, function
 
 
-@pytest.mark.parametrize(("module", "name"), NAMES)
-def test_a_name_exists(module, name):
-    assert hasattr(importlib.import_module(module), name)
+@pytest.mark.parametrize("module", MODULES)
+def test_every_name_exists_with_its_parameters_and_members(module):
+    for name, facts in API[module].items():
+        found = getattr(importlib.import_module(module), name)
+        if facts["kind"] == "function":
+            check(found, facts["parameters"])
+        if facts.get("constructor"):
+            check(found.__init__, facts["constructor"])
+        if facts["kind"] == "enum":
+            assert {member.name: member.value for member in found} == facts["members"]
+        if facts["kind"] == "class":
+            for member, expected in facts.get("members", {}).items():
+                check_member(found, member, expected)
 
 
-@pytest.mark.parametrize(
-    ("module", "name"), [(m, n) for m, n in NAMES if API[m][n]["kind"] == "function"]
-)
-def test_a_function_has_its_parameters(module, name):
-    check(looked_up(module, name), API[module][name]["parameters"])
-
-
-@pytest.mark.parametrize(
-    ("module", "name"), [(m, n) for m, n in NAMES if "constructor" in API[m][n]]
-)
-def test_a_class_is_made_with_its_parameters(module, name):
-    cls = looked_up(module, name)
-    if API[module][name]["constructor"]:
-        check(cls.__init__, API[module][name]["constructor"])
-
-
-MEMBERS = [
-    (module, name, member)
-    for module, name in NAMES
-    for member in API[module][name].get("members", ())
-    if API[module][name]["kind"] == "class"
-]
-
-
-@pytest.mark.parametrize(("module", "name", "member"), MEMBERS)
-def test_a_member_has_its_parameters(module, name, member):
-    cls = looked_up(module, name)
-    expected = API[module][name]["members"][member]
+def check_member(cls, member, expected):
+    """A member is a property, or a method with its parameters."""
     entry = inspect.getattr_static(cls, member)
     if expected == "property":
-        assert isinstance(entry, property)
+        assert isinstance(entry, property), (cls, member)
     elif not (member.startswith("__") and member.endswith("__")):
         check(getattr(cls, member), expected)
-
-
-@pytest.mark.parametrize("name", [n for m, n in NAMES if API[m][n]["kind"] == "enum"])
-def test_an_enumeration_has_its_members(name):
-    members = {member.name: member.value for member in getattr(poptorch, name)}
-    assert members == API["poptorch"][name]["members"]
 
 
 def test_a_module_wrapped_for_training_gains_its_methods():
