@@ -14,13 +14,14 @@ from abele._torch import aot
 from abele.compilation.build import FallbackWarning
 from abele.compilation.cache import ExecutableCache
 from abele.compilation.start import Start
-from abele.dynamo.decompositions import DECOMPOSITIONS
 from abele.dynamo.running import Graph, Settings
 from abele.errors import CaptureError, TargetError
+from abele.trace.decompositions import PORTABLE_OPERATORS, bernoulli_in_memory_order
 from abele.warn import warn_user
 
 _LOG = logging.getLogger("abele.dynamo")
 _OPTIONS = ("cache", "start")
+aten = torch.ops.aten
 
 
 def backend(
@@ -89,7 +90,7 @@ def _compiled(
         forward=forward,
         backward=backward,
         inference=forward,
-        decompositions=DECOMPOSITIONS,
+        decompositions=_DECOMPOSITIONS,
     )
 
 
@@ -127,3 +128,39 @@ def _warn_plain(reason: str) -> None:
         f"A function of torch.compile(backend='abele') runs as plain PyTorch: {reason}",
         FallbackWarning,
     )
+
+
+# -- operators that ahead-of-time autograd traces otherwise than plain PyTorch computes them -------
+
+
+def _dropout(
+    x: torch.Tensor, p: float, train: bool | None = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Trace dropout as plain PyTorch computes it on the host; save one byte per element."""
+    if train is False or p == 0:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    if p == 1:
+        return x.mul(torch.zeros_like(x)), torch.zeros_like(x, dtype=torch.bool)
+    kept = bernoulli_in_memory_order(torch.empty_like(x), 1 - p)
+    return x * kept.div(1 - p), kept.to(torch.bool)
+
+
+def _dropout_backward(gradient: torch.Tensor, kept: torch.Tensor, scale: float) -> torch.Tensor:
+    if scale == 0:
+        return torch.zeros_like(gradient)
+    p = float(f"{1 / scale:.15g}")  # forward divided by it
+    return gradient * kept.to(gradient.dtype).div(p if 1 / p == scale else 1 / scale)
+
+
+# Otherwise the last bits of results would differ from plain PyTorch's.
+_DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+    aten.native_dropout.default: _dropout,
+    aten.native_dropout_backward.default: _dropout_backward,
+    **{
+        each: PORTABLE_OPERATORS[each]
+        for each in (
+            aten.binary_cross_entropy_with_logits.default,
+            getattr(aten.random_, "from"),
+        )
+    },
+}
