@@ -3,9 +3,10 @@
     python benchmarks/call_overhead.py                            this checkout
     python benchmarks/call_overhead.py --against /other/checkout  and another one, in turns
 
-The wrapped model is the introduction's on a target that computes nothing. Before each call that is
-timed, the same model's real program runs, because Python's own code is out of the caches after it:
-a call in an empty loop would cost a third. Processes of the checkouts take turns.
+The wrapped models are the introduction's (training, and inference of one row) and a small MLP's
+(inference of one row), on a target that computes nothing. Before each call that is timed, the same
+model's real program runs, because Python's own code is out of the caches after it: a call in an
+empty loop would cost a third. Processes of the checkouts take turns.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 import harness
 import torch
+from models.dense import small
 from models.pictures import batch
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -68,10 +70,19 @@ def measure() -> dict[str, float]:
     """Return the least, the first quartile and the median of call minus program, microseconds."""
     folder = os.environ[FOLDER]
     sys.path[:0] = [f"{folder}/src", f"{folder}/examples"]
-    real, fixed = _session(_wrapped("cpu")), batch(BATCH)
-    wrapped = _wrapped("null")
+    return {
+        f"{model} {name}": value
+        for model in ("training", "inference", "inference of mlp")
+        for name, value in _beside(model).items()
+    }
+
+
+def _beside(model: str) -> dict[str, float]:
+    fixed = batch(BATCH) if model == "training" else (batch(1)[0],)
+    fixed = (torch.randn(1, 64),) if model == "inference of mlp" else fixed
+    wrapped = _wrapped("null", model, fixed)
     program, arguments = _program(_session(wrapped), fixed)
-    filler, values = _program(real, fixed)
+    filler, values = _program(_session(_wrapped("cpu", model, fixed)), fixed)
     calls = _after(lambda: filler(values.copy()), lambda: wrapped(*fixed))
     alone = _after(lambda: filler(values.copy()), lambda: program(arguments.copy()))
     beside = {
@@ -82,17 +93,21 @@ def measure() -> dict[str, float]:
     return {name: round(value, 2) for name, value in beside.items()}
 
 
-def _wrapped(target: str) -> Any:
+def _wrapped(target: str, kind: str, fixed: tuple[torch.Tensor, ...]) -> Any:
     os.environ["ABELE_TARGET"] = target
     import poptorch
     from garment_model import ClassificationModel
 
     torch.manual_seed(0)
-    model = ClassificationModel().train()
     options = poptorch.Options().showCompilationProgressBar(False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
-    wrapped = poptorch.trainingModel(model, options, optimizer)
-    wrapped(*batch(BATCH))
+    if kind == "training":
+        model = ClassificationModel().train()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+        wrapped = poptorch.trainingModel(model, options, optimizer)
+    else:
+        model = small() if kind == "inference of mlp" else ClassificationModel()
+        wrapped = poptorch.inferenceModel(model.eval(), options)
+    wrapped(*fixed)
     return wrapped
 
 

@@ -1,4 +1,4 @@
-"""Inference of image networks: abele beside plain PyTorch, ONNX Runtime and OpenVINO.
+"""Inference of networks: abele beside plain PyTorch, ONNX Runtime and OpenVINO.
 
 python benchmarks/inference.py --threads 2 --batch 1 --record
 
@@ -9,6 +9,7 @@ are missing are left out. Ways run in turns in one process, in float32.
 from __future__ import annotations
 
 import argparse
+import copy
 import importlib.util
 import sys
 import tempfile
@@ -19,34 +20,64 @@ from typing import Any
 
 import harness
 import torch
-from models import bottlenecks, separable
+from models import bottlenecks, dense, recurrent, separable, unet
 from torch import nn
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "examples")]
+
+from benchmarks.models import gpt, vit  # noqa: E402 - they import each other by this name
 
 import poptorch  # noqa: E402 - after the path above, so that a checkout needs no installation
+from garment_model import GarmentNet  # noqa: E402
 
 # Of the largest score; plain PyTorch's own error is a hundredth of it.
 _TOLERANCE = 1e-4
+_WORDS, _TOKENS, _WIDTH, _HEADS, _LAYERS = 30522, 128, 768, 12, 12  # BERT-base's
 
 
 class Scores(nn.Module):
     """The scores of a network whose own forward returns the loss."""
 
-    def __init__(self, network: separable.Classifier):
+    def __init__(self, network: Any):
         super().__init__()
-        self.layers, self.head = network.layers, network.head
+        self.network = network
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """[B, 3, H, W] -> [B, classes]."""
-        return self.head(self.layers(images).mean((2, 3)))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, ...] -> [B, classes, ...]."""
+        return self.network.scores(x)
 
 
-NETWORKS: dict[str, Callable[[], separable.Classifier]] = {
-    "resnet18": bottlenecks.resnet18,
-    "resnet50": bottlenecks.resnet50,
-    "mobilenet": separable.mobilenet,
+class Encoder(nn.Module):
+    """An encoder of BERT-base's size, with the norm before each part."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(_WORDS, _WIDTH)
+        self.positions = nn.Parameter(torch.randn(_TOKENS, _WIDTH) * 0.02)
+        blocks = (gpt.Block(_WIDTH, _HEADS, causal=False) for _ in range(_LAYERS))
+        self.blocks, self.norm = nn.Sequential(*blocks), nn.LayerNorm(_WIDTH)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        """[B, 128] -> [B, 128, 768]."""
+        return self.norm(self.blocks(self.words(words) + self.positions))
+
+
+def _images(edge: int) -> Callable[[int], torch.Tensor]:
+    return lambda size: torch.randn(size, 3, edge, edge)
+
+
+#: A network, and a batch of so many rows.
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], torch.Tensor]]] = {
+    "resnet50": (lambda: Scores(bottlenecks.resnet50()), _images(224)),
+    "resnet18": (lambda: Scores(bottlenecks.resnet18()), _images(224)),
+    "mobilenet": (lambda: Scores(separable.mobilenet()), _images(224)),
+    "vit_s": (lambda: Scores(vit.ViT()), _images(224)),
+    "encoder": (Encoder, lambda size: torch.randint(0, _WORDS, (size, _TOKENS))),
+    "mlp": (dense.small, lambda size: torch.randn(size, 64)),
+    "lstm": (lambda: Scores(recurrent.Recurrent()), lambda size: recurrent.batch(size)[0]),
+    "introduction": (GarmentNet, lambda size: torch.randn(size, 1, 28, 28)),
+    "unet": (lambda: Scores(unet.UNet()), _images(unet.EDGE)),
 }
 
 
@@ -92,26 +123,31 @@ def cpu_rates(made: dict[str, Callable[[], Any]], windows: int) -> dict[str, Any
 
 
 def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the rates of one network, each way's scores compared with plain PyTorch's.
+    """Return the rates of one network, and the errors of each way's scores.
 
     Raises:
-        RuntimeError: scores differ.
+        RuntimeError: scores are not those of the network in float64.
     """
     torch.manual_seed(0)
-    model, x = Scores(NETWORKS[name]()).eval(), torch.randn(options.batch, 3, 224, 224)
+    network, batch = NETWORKS[name]
+    model, x = network().eval(), batch(options.batch)
     made = ways(model, x, options.threads)
-    expected = made["eager"]()
+    with torch.no_grad():
+        exact = copy.deepcopy(model).double()(x.double() if x.is_floating_point() else x)
+    errors = {}
     for way, call in made.items():
-        error = (torch.as_tensor(call()) - expected).abs().max() / expected.abs().max()
+        error = (torch.as_tensor(call()) - exact).abs().max() / exact.abs().max()
+        errors[way] = float(f"{error:.1e}")
         if not error <= _TOLERANCE:
-            raise RuntimeError(f"{name}: scores of {way} differ by {error:.1e}.")
+            raise RuntimeError(f"{name}: scores of {way} differ from float64's by {error:.1e}.")
     one = options.threads == 1
     rates = (
         cpu_rates(made, options.windows)
         if one
         else harness.steps_per_second(made, windows=options.windows)
     )
-    return {"per_s": rates, "clock": "processor time" if one else "time", **_over(rates)}
+    clock = "processor time" if one else "time"
+    return {"per_s": rates, "clock": clock, "error": errors, **_over(rates)}
 
 
 def _over(rates: dict[str, Any]) -> dict[str, float]:
@@ -125,7 +161,7 @@ def main() -> int:
     """Measure and print; with --record also keeps the result."""
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
     harness.add_arguments(parser)
-    parser.add_argument("--batch", type=int, default=1, help="images of a call (default 1)")
+    parser.add_argument("--batch", type=int, default=1, help="rows of a call (default 1)")
     parser.add_argument("--only", default=",".join(NETWORKS), help="networks, commas between")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

@@ -27,6 +27,12 @@ class Dense(nn.Module):
         return F.cross_entropy(last(x), labels)
 
 
+def small() -> nn.Sequential:
+    """Build a network of 64-128-128-10 units with ReLU; it returns scores."""
+    first, second, last = nn.Linear(64, 128), nn.Linear(128, 128), nn.Linear(128, 10)
+    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last)
+
+
 def batch(size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Vectors float32 [size, 784] and labels int64 [size]."""
     return torch.randn(size, WIDTHS[0]), torch.randint(0, WIDTHS[-1], (size,))

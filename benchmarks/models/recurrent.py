@@ -20,10 +20,14 @@ class Recurrent(nn.Module):
         self.layer = kind(FEATURES, UNITS, batch_first=True)
         self.head = nn.Linear(UNITS, CLASSES)
 
+    def scores(self, sequences: torch.Tensor) -> torch.Tensor:
+        """[B, steps, features] -> [B, classes]."""
+        states, _ = self.layer(sequences)
+        return self.head(states[:, -1])
+
     def forward(self, sequences: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Sequences [B, steps, features], labels [B] -> loss."""
-        states, _ = self.layer(sequences)
-        return F.cross_entropy(self.head(states[:, -1]), labels)
+        return F.cross_entropy(self.scores(sequences), labels)
 
 
 def batch(size: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -79,9 +79,13 @@ class Classifier(nn.Module):
         super().__init__()
         self.layers, self.head = nn.Sequential(*layers), nn.Linear(channels, CLASSES)
 
+    def scores(self, images: torch.Tensor) -> torch.Tensor:
+        """[B, 3, H, W] -> [B, classes]."""
+        return self.head(self.layers(images).mean((2, 3)))
+
     def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Images [B, 3, H, W], labels [B] -> loss."""
-        return F.cross_entropy(self.head(self.layers(images).mean((2, 3))), labels)
+        return F.cross_entropy(self.scores(images), labels)
 
 
 def _inverted(

@@ -32,15 +32,19 @@ class UNet(nn.Module):
         self.up = nn.ModuleList(_two_convolutions(2 * a, a) for a, _ in pairs[::-1])
         self.head = nn.Conv2d(channels, 2, 1)
 
-    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Images [B, 3, H, W], labels [B, H, W] -> loss."""
+    def scores(self, images: torch.Tensor) -> torch.Tensor:
+        """[B, 3, H, W] -> [B, classes, H, W]."""
         x, kept = self.first(images), []
         for level in self.down:
             kept.append(x)
             x = level(F.max_pool2d(x, 2))
         for widen, level in zip(self.widen, self.up, strict=True):
             x = level(torch.cat([kept.pop(), widen(x)], dim=1))
-        return F.cross_entropy(self.head(x), labels)
+        return self.head(x)
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Images [B, 3, H, W], labels [B, H, W] -> loss."""
+        return F.cross_entropy(self.scores(images), labels)
 
 
 def batch(size: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -21,11 +21,15 @@ class ViT(nn.Module):
         self.blocks = nn.Sequential(*(Block(WIDTH, HEADS, causal=False) for _ in range(12)))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, CLASSES)
 
-    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Images [B, 3, 224, 224] and labels [B] -> loss."""
+    def scores(self, images: torch.Tensor) -> torch.Tensor:
+        """[B, 3, 224, 224] -> [B, classes]."""
         x = self.patches(images).flatten(2).transpose(1, 2)
         x = torch.cat((self.token.expand(len(x), -1, -1), x), 1) + self.positions
-        return F.cross_entropy(self.head(self.norm(self.blocks(x))[:, 0]), labels)
+        return self.head(self.norm(self.blocks(x))[:, 0])
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Images [B, 3, 224, 224] and labels [B] -> loss."""
+        return F.cross_entropy(self.scores(images), labels)
 
 
 def batch(size: int) -> tuple[torch.Tensor, torch.Tensor]:
