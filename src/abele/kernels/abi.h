@@ -168,6 +168,27 @@ ABELE_API int abele_patches_weight(const AbelePatches* patches, const float* sma
 ABELE_API int abele_channel_sums(int64_t rows, int64_t width, int64_t channels, const float* x,
                                  float* sums, int threads);
 
+// -- convolutions of inference ---------------------------------------------------------------------
+
+// Square windows with a bias; results are kept between two bounds, and a NaN stays one.
+typedef struct AbeleClamped {
+  int64_t images, in_channels, in_height, in_width;
+  int64_t out_channels, size, step, padding;
+  double low, high;
+} AbeleClamped;
+
+// A kernel for each channel of channels-last images; weights are [size * size][channels]. There is code
+// for 16 channels or more (4 or 8 with shorter registers), sizes of 3, 5, 7, and padding below the size.
+ABELE_API int abele_clamped_depthwise(const AbeleClamped* clamped, const float* x,
+                                      const float* weight, const float* bias, float* y,
+                                      int threads);
+
+// From images with their channels apart to channels-last ones. `packed` is what abele_product_pack makes
+// of the weight, [in_channels * size * size][out_channels], which has 192 rows at most.
+ABELE_API int abele_clamped_few_channels(const AbeleClamped* clamped, const float* x,
+                                         const float* packed, const float* bias, float* y,
+                                         int threads);
+
 // -- max pooling, windows of 2x2 that do not overlap -------------------------------------------
 
 // Of the larger images. A last row or column that fills no window belongs to none.
@@ -272,6 +293,12 @@ typedef void (*AbeleRows)(void* context, const float* rows, int64_t first, int64
 // cache, each row once; they are `c_row` apart. For one product whose `added` is 0, and c is float32.
 ABELE_API int abele_product_by_rows(const AbeleProduct* product, const void* a, const void* b,
                                     AbeleRows then, void* context, int threads);
+
+// c = a b + bias + added, kept between two bounds; a NaN stays one. For one product whose b is packed and
+// whose own `added` is 0, in float32. `added` lies as c does, and may be c, or null.
+ABELE_API int abele_product_clamped(const AbeleProduct* product, const float* a,
+                                    const float* packed, const float* bias, const float* added,
+                                    double low, double high, float* c, int threads);
 
 // Packs one b that many products read. `packed` has room for [inner][columns] with the columns
 // rounded up to a multiple of 64.

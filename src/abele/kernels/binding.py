@@ -78,6 +78,7 @@ _read(_header())
 Adam = STRUCTURES["AbeleAdam"]
 AdamTensor = STRUCTURES["AbeleAdamTensor"]
 Attention = STRUCTURES["AbeleAttention"]
+Clamped = STRUCTURES["AbeleClamped"]
 Conv = STRUCTURES["AbeleConv"]
 Depthwise = STRUCTURES["AbeleDepthwise"]
 Dim = STRUCTURES["AbeleDim"]

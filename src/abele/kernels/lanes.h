@@ -4,6 +4,10 @@
 // Weights are then scalars to broadcast, and no channel count leaves a tail.
 #pragma once
 
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
+
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -68,6 +72,18 @@ inline void store(float* to, Vec value) { std::memcpy(to, &value, sizeof value);
 inline Vec activated(Vec value, float slope) {
   const Vec below = slope == 0.0f ? Vec{} : value * slope;
   return value <= 0.0f ? below : value;
+}
+
+// A value between two bounds; a NaN stays one, as it is the second operand of these instructions.
+inline Vec bounded(Vec value, Vec low, Vec high) {
+#if defined(__AVX512F__) && !defined(ABELE_HALF_REGISTERS)
+  return (Vec)_mm512_min_ps((__m512)high, _mm512_max_ps((__m512)low, (__m512)value));
+#elif defined(__AVX__)
+  return (Vec)_mm256_min_ps((__m256)high, _mm256_max_ps((__m256)low, (__m256)value));
+#else
+  value = value < low ? low : value;
+  return value > high ? high : value;
+#endif
 }
 
 inline Quad load_quad(const float* from) {

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from abele.kernels.binding import Conv, Patches, Pool, Upsample, threads_for
+from abele.kernels.binding import Conv, Patches, Pool, Product, Upsample, threads_for
 
 Tensor = torch.Tensor
 #: A convolution of (images, weight, bias), and its backward of (gradient, images, weight).
@@ -114,6 +114,52 @@ def winograd(
         return y
 
     return winograd
+
+
+def packed_columns(columns: int) -> int:
+    """Return the columns of memory for a factor that ``abele_product_pack`` packs."""
+    return -(-columns // 64) * 64
+
+
+def pointwise(
+    library: ctypes.CDLL,
+    pixels: Sequence[int],
+    weight: Tensor,
+    bias: Tensor | None,
+    bounds: tuple[float, float],
+) -> Callable[[Tensor, Tensor | None], Tensor]:
+    """Return a function that convolves NHWC images with one weight of 1x1, which is packed here.
+
+    It takes the images and a tensor that is added before the bounds and written over, or None.
+
+    Args:
+        library: the kernels.
+        pixels: images, height and width.
+        weight: ``[O, C, 1, 1]``, contiguous.
+        bias: ``[O]``, or None.
+        bounds: of the results.
+    """
+    (outputs, inputs), count = weight.shape[:2], math.prod(pixels)
+    steps = 0, inputs, 1, 0, 1, inputs, 0, outputs
+    packed = weight.new_empty(inputs, packed_columns(outputs))
+    described = Product(1, count, outputs, inputs, *steps, 0, 0, 0)
+    library.abele_product_pack(described, weight.data_ptr(), packed.data_ptr(), 1)
+    described = ctypes.byref(Product(1, count, outputs, inputs, *steps, 1, 0, 0))
+    of_bias = weight.new_zeros(outputs) if bias is None else bias
+    images, *edges = pixels
+    worth = threads_worth(library, 0, 2 * count * outputs * inputs)
+    run = library.abele_product_clamped
+
+    def pointwise(x: Tensor, added: Tensor | None) -> Tensor:
+        y = added
+        if y is None:
+            y = torch.empty((images, outputs, *edges), memory_format=CHANNELS_LAST)
+        more = None if added is None else added.data_ptr()
+        pointers = x.data_ptr(), packed.data_ptr(), of_bias.data_ptr(), more
+        run(described, *pointers, *bounds, y.data_ptr(), worth())
+        return y
+
+    return pointwise
 
 
 def conv_backward(

@@ -47,14 +47,16 @@ struct Block {
 static_assert(3 * LONGEST_SUM / 2 > BLOCK_INNER);
 
 // The block that begins with a part.
-Block inner_block(Index inner, Index cut) {
+Block inner_block(Index inner, Index cut, Index most = BLOCK_INNER) {
   const Part first = inner_part(inner, cut);
   if (cut + 1 == cuts_of(inner)) return {{first, {}}, 1, first.begin, first.size};
   const Part next = inner_part(inner, cut + 1);
   const Index both = first.size + next.size;
-  if (both > BLOCK_INNER) return {{first, {}}, 1, first.begin, first.size};
+  if (both > most) return {{first, {}}, 1, first.begin, first.size};
   return {{first, next}, 2, first.begin, both};
 }
+// A row of packed columns is so many lines: a tile asks for one of them at each step of its sums.
+constexpr Index HALVES = PRODUCT_COLUMNS / LINE;
 Index whole_columns(Index columns) { return ceil_div(columns, PRODUCT_COLUMNS) * PRODUCT_COLUMNS; }
 
 // A part of c that one thread computes, and what it reads.
@@ -69,6 +71,8 @@ struct Share {
   bool added;
   Index behind;  // rows that follow those of a in memory
   bool one_row;  // c has no other, in any thread
+  const Finish* finish = nullptr;  // of complete sums, or null
+  const float* first = nullptr;    // of all of c
 
   void move_result(Index elements) {
     if (small != nullptr)
@@ -81,9 +85,40 @@ struct Share {
   }
 };
 
+// A tile whose sums are complete, in place; the first of its columns in all of c is `column`.
+void finish_tile(const Share& share, Index rows, Index column, Index width, float* c) {
+  const Finish& finish = *share.finish;
+  const float* added = finish.added == nullptr ? nullptr : finish.added + (c - share.first);
+  const Vec low = broadcast(finish.low), high = broadcast(finish.high);
+  for (Index i = 0; i < rows; ++i, c += share.c_row) {
+    Index j = 0;
+    for (; j + LANES <= width; j += LANES) {
+      Vec sum = load(c + j) + load(finish.bias + column + j);
+      if (added != nullptr) sum += load(added + i * share.c_row + j);
+      store(c + j, bounded(sum, low, high));
+    }
+    for (; j < width; ++j) {
+      float sum = c[j] + finish.bias[column + j];
+      if (added != nullptr) sum += added[i * share.c_row + j];
+      sum = sum < finish.low ? finish.low : sum;
+      c[j] = sum > finish.high ? finish.high : sum;
+    }
+  }
+}
+
+void last_tile_of(const Share& share, Index rows, Index column, Index inner, Matrix a,
+                  const float* b, float* c, bool add, Ahead ahead) {
+  const Finish& finish = *share.finish;
+  const float* added = finish.added == nullptr ? nullptr : finish.added + (c - share.first);
+  LAST_TILES[a.column == 1][add][rows - 1](inner, a.data, long_step(a), b, c, share.c_row,
+                                           ahead.line, ahead.step, finish.bias + column, added,
+                                           finish.low, finish.high);
+}
+
 // One tile of c; a and b begin with the block, unless all of b is packed.
+// Of the next packed columns, the tile asks for half `next`, or for none of them.
 void multiply_tile(const Share& share, Part rows, Index column, const Block& block, Matrix a,
-                   const float* b, Ahead ahead) {
+                   const float* b, Ahead ahead, Index next) {
   const Index width = std::min(PRODUCT_COLUMNS, share.columns - column);
   float* c = share.c + rows.begin * share.c_row + column;
   for (int i = 0; i < block.count; ++i) {
@@ -91,13 +126,20 @@ void multiply_tile(const Share& share, Part rows, Index column, const Block& blo
     const bool add = share.added || along.begin > 0;
     const bool asks = share.packed == nullptr || ASKS_AFTER_PACKING;
     if (share.packed != nullptr) b = share.columns_of(along, column);
+    if (next < HALVES && share.packed != nullptr)
+      ahead = {b + PRODUCT_COLUMNS * along.size + next * along.size * LINE, LINE};
+    const bool last = share.finish != nullptr && along.begin + along.size == share.inner;
     if (share.one_row)
       one_row_tile(width, along.size, a, b, c, add, ahead);
+    else if (width == PRODUCT_COLUMNS && last)
+      return last_tile_of(share, rows.size, share.first_column + column, along.size, a, b, c, add,
+                          ahead);
     else if (width == PRODUCT_COLUMNS)
       TILES[a.column == 1][add][asks][rows.size - 1](along.size, a.data, long_step(a), b, c,
                                                      share.c_row, ahead.line, ahead.step);
     else
       narrow_tile(rows.size, width, along.size, a, b, c, share.c_row, add, ahead);
+    if (last) return finish_tile(share, rows.size, share.first_column + column, width, c);
     a = a.from(0, along.size), b += along.size * PRODUCT_COLUMNS;
     ahead.line += along.size * ahead.step;
   }
@@ -165,9 +207,10 @@ void multiply_block(const Share& share, Part high, Part wide, const Block& block
     for (Index i = 0; i < tiles; ++i) {
       const Part rows = tile_rows(high.size, i);
       Upcoming& upcoming = columns.empty() ? rows_behind : columns;
-      const Ahead ahead = upcoming.empty() ? Ahead{b, 0} : upcoming.next();
+      const bool asks_here = share.packed == nullptr || i >= HALVES;
+      const Ahead ahead = upcoming.empty() || !asks_here ? Ahead{b, 0} : upcoming.next();
       multiply_tile(share, {high.begin + rows.begin, rows.size}, column, block,
-                    rows_of_tile(share, ready, high, i, block), b, ahead);
+                    rows_of_tile(share, ready, high, i, block), b, ahead, i);
     }
   }
 }
@@ -189,8 +232,10 @@ Upcoming rows_behind(const Share& share, const Block& block, Index cut, Index i,
 
 void multiply(const Share& share, float* work) {
   const Index blocks = ceil_div(share.rows, BLOCK_ROWS), cuts = cuts_of(share.inner);
+  // Where all of b is packed, room for its columns is room for longer rows of a.
+  const Index most = share.finish == nullptr ? BLOCK_INNER : 2 * LONGEST_SUM;
   for (Index cut = 0; cut < cuts;) {
-    const Block block = inner_block(share.inner, cut);
+    const Block block = inner_block(share.inner, cut, most);
     for (Index column = 0; column < share.columns; column += BLOCK_COLUMNS) {
       const Part wide{column, std::min(BLOCK_COLUMNS, share.columns - column)};
       for (Index i = 0; i < blocks; ++i) {
@@ -519,6 +564,40 @@ using namespace abele;
 
 int abele_product(const AbeleProduct* sizes, const void* a, const void* b, void* c, int threads) {
   return guarded([&](Scratch& memory) { product(*sizes, a, b, c, threads, memory); });
+}
+
+// A c that is one row, by one thread, which needs no memory.
+static void multiply_row(const Share& share) {
+  const Index cuts = cuts_of(share.inner);
+  for (Index cut = 0; cut < cuts; ++cut) {
+    const Part along = inner_part(share.inner, cut);
+    const Block block{{along, {}}, 1, along.begin, along.size};
+    const Matrix row = share.a.floats().from(0, along.begin);
+    for (Index column = 0; column < share.columns; column += PRODUCT_COLUMNS)
+      multiply_tile(share, {0, 1}, column, block, row, nullptr, {share.packed, 0}, HALVES);
+  }
+}
+
+int abele_product_clamped(const AbeleProduct* product, const float* a, const float* packed,
+                          const float* bias, const float* added, double low, double high, float* c,
+                          int threads) {
+  const AbeleProduct& p = *product;
+  // What is in c already is added first: parts of sums would be written over it.
+  const Finish finish{bias, added == c ? nullptr : added, float(low), float(high)};
+  if (p.rows == 1 && threads == 1) {
+    Share share = whole(p, a, packed, c);
+    share.added = added == c, share.finish = &finish, share.first = c;
+    return multiply_row(share), ABELE_OK;
+  }
+  return guarded([&](Scratch& memory) {
+    const int across = threads == 1 ? 1 : static_cast<int>(column_parts(p, threads));
+    const Each<float> work = memory.each<float>(WORK, threads);
+    for_each(threads, threads, [&](Index thread) {
+      Share share = share_of(p, whole(p, a, packed, c), threads, across, thread);
+      share.added = added == c, share.finish = &finish, share.first = c;
+      if (share.rows > 0 && share.columns > 0) multiply(share, work.of(thread));
+    });
+  });
 }
 
 int abele_product_by_rows(const AbeleProduct* product, const void* a, const void* b,

@@ -36,6 +36,7 @@ _SIGNS = {
     "pointwise": "abele_pointwise_forward",
     "depthwise": "abele_depthwise_forward",
     "patches": "abele_patches_gather",
+    "clamped": "abele_clamped_depthwise",
     "pools": "abele_max_pool",
     "upsampling": "abele_upsample",
     "norms": "abele_norm_apply",

@@ -85,12 +85,21 @@ class ColumnOfRows {
 // Of a tile's two steps through a, the one that is not 1.
 inline Index long_step(Matrix a) { return a.column == 1 ? a.row : a.column; }
 
+// What is done with sums before they are stored; a NaN stays one.
+struct Finish {
+  const float *bias, *added;  // of the first column, and where c begins; the second may be null
+  float low, high;
+};
+
 // c[rows, vectors] (+)= a[rows, k] b[k, vectors]; b is packed. `asks` for what is ahead. Arguments are
 // numbers: structures would be copied on the stack, in larger pieces than they were written there, for which
-// a processor waits until all stores before are done, those of the tile before, too.
-template <bool in_rows, int rows, int vectors, bool add, bool asks>
-void tile(Index k, const float* a, Index a_step, const float* __restrict b, float* __restrict c,
-          Index c_row, const float* ahead, Index ahead_step) {
+// a processor waits until all stores before are done, those of the tile before, too. `store(i, v, sum)`
+// gets a row's sums.
+template <bool in_rows, int rows, int vectors, bool asks, class Store>
+__attribute__((always_inline)) inline void tile_sums(Index k, const float* a, Index a_step,
+                                                     const float* __restrict b, float* __restrict c,
+                                                     Index c_row, const float* ahead,
+                                                     Index ahead_step, const Store& store) {
   std::conditional_t<in_rows, ColumnOfRows<rows>, WholeColumn> column(a, a_step);
   Vec sums[rows][vectors] = {};
   // Rows that lie far apart come from memory one by one, unless they are asked for before; where they
@@ -124,15 +133,40 @@ void tile(Index k, const float* a, Index a_step, const float* __restrict b, floa
 #pragma GCC unroll 16
   for (int i = 0; i < rows; ++i)
 #pragma GCC unroll 2
-    for (int v = 0; v < vectors; ++v) {
-      float* to = c + i * c_row + v * LANES;
-      Vec sum = sums[i][v];
-      if (add) {
-        std::memcpy(&sum, to, sizeof sum);
-        sum += sums[i][v];
-      }
-      std::memcpy(to, &sum, sizeof sum);
-    }
+    for (int v = 0; v < vectors; ++v) store(i, v, sums[i][v]);
+}
+
+template <bool in_rows, int rows, int vectors, bool add, bool asks>
+void tile(Index k, const float* a, Index a_step, const float* __restrict b, float* __restrict c,
+          Index c_row, const float* ahead, Index ahead_step) {
+  const auto keep_sum = [=](int i, int v, Vec sum) {
+    float* to = c + i * c_row + v * LANES;
+    store(to, add ? load(to) + sum : sum);
+  };
+  tile_sums<in_rows, rows, vectors, asks>(k, a, a_step, b, c, c_row, ahead, ahead_step, keep_sum);
+}
+
+// The last part of the inner dimension: c is complete. `added` lies as c does.
+template <bool in_rows, int rows, bool add>
+void last_tile(Index k, const float* a, Index a_step, const float* __restrict b,
+               float* __restrict c, Index c_row, const float* ahead, Index ahead_step,
+               const float* bias, const float* added, float low, float high) {
+  const auto keep_sum = [=](int i, int v, Vec sum) {
+    const Index at = i * c_row + v * LANES;
+    if (add) sum = load(c + at) + sum;
+    sum += load(bias + v * LANES);
+    if (added != nullptr) sum += load(added + at);
+    store(c + at, bounded(sum, broadcast(low), broadcast(high)));
+  };
+  tile_sums<in_rows, rows, 2, ASKS_AFTER_PACKING>(k, a, a_step, b, c, c_row, ahead, ahead_step,
+                                                  keep_sum);
+}
+
+using LastTile = void (*)(Index, const float*, Index, const float*, float*, Index, const float*,
+                          Index, const float*, const float*, float, float);
+template <bool in_rows, bool add, int... rows>
+constexpr std::array<LastTile, sizeof...(rows)> last_tiles(std::integer_sequence<int, rows...>) {
+  return {&last_tile<in_rows, rows + 1, add>...};
 }
 
 using Tile = void (*)(Index, const float*, Index, const float*, float*, Index, const float*, Index);
@@ -147,6 +181,9 @@ constexpr std::array<Tile, PRODUCT_ROWS> TILES[][2][2] = {
      {tiles<false, 2, true, false>(ALL_ROWS), tiles<false, 2, true, true>(ALL_ROWS)}},
     {{tiles<true, 2, false, false>(ALL_ROWS), tiles<true, 2, false, true>(ALL_ROWS)},
      {tiles<true, 2, true, false>(ALL_ROWS), tiles<true, 2, true, true>(ALL_ROWS)}}};
+constexpr std::array<LastTile, PRODUCT_ROWS> LAST_TILES[][2] = {
+    {last_tiles<false, false>(ALL_ROWS), last_tiles<false, true>(ALL_ROWS)},
+    {last_tiles<true, false>(ALL_ROWS), last_tiles<true, true>(ALL_ROWS)}};
 constexpr std::array<Tile, PRODUCT_ROWS> HALF_TILES[] = {
     tiles<false, 1, false, true>(ALL_ROWS), tiles<true, 1, false, true>(ALL_ROWS)};
 

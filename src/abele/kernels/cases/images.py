@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from abele.kernels.binding import Conv, Depthwise, Norm, Patches, Pool, Upsample
+from abele.kernels.binding import Clamped, Conv, Depthwise, Norm, Patches, Pool, Upsample
 from abele.kernels.cases.case import (
     TAILS,
     Case,
@@ -28,6 +28,7 @@ from abele.kernels.cases.case import (
     threads_of,
     unwritten,
 )
+from abele.kernels.cases.matrices import packed
 from abele.kernels.on_tensors import packed_shape, place_count
 
 _EPS, _MOMENTUM = 0.25, 0.3
@@ -394,6 +395,33 @@ def _upsampling(library: ctypes.CDLL, *, backward: bool) -> Iterator[Case]:
         yield Case(of_call, result, [last(exact)])
 
 
+# -- convolutions of inference ---------------------------------------------------------------------
+
+
+def _clamped(library: ctypes.CDLL, *, depthwise: bool) -> Iterator[Case]:
+    names = "images", "in_channels", "in_height", "in_width", "out_channels", "size", "step"
+    for index, channels in enumerate((*TAILS[15:], *range(89, 98)) if depthwise else TAILS):
+        size, step = (3, 5, 7)[index % 3], 1 + index // 3 % 2
+        inputs, pad = channels if depthwise else 1 + index % 3, index % size
+        edges = size + index % 4, size + 5 + 3 * index % 17
+        x = numbers(1 + index % 2, inputs, *edges)
+        weight = numbers(channels, 1 if depthwise else inputs, size, size, seed=1)
+        bias, low, high = numbers(channels, seed=2), (-1.0, -2.5)[index % 2], 2.0
+        groups = channels if depthwise else 1
+        wide = x.double(), weight.double(), bias.double()
+        exact = last(functional.conv2d(*wide, step, pad, groups=groups)).clamp(low, high)
+        sizes = (len(x), inputs, *edges, channels, size, step)
+        described, (result,) = Clamped(*sizes, pad, low, high), unwritten(exact.shape)
+        matrix = weight.flatten(1).t()
+        if depthwise:
+            given = library.abele_clamped_depthwise, described, last(x).contiguous()
+            call(*given, matrix.contiguous(), bias, result, threads_of(index))
+        else:
+            given = described, x, packed(library, matrix), bias, result, threads_of(index)
+            call(library.abele_clamped_few_channels, *given)
+        yield Case(named(names, sizes), [result], [exact])
+
+
 # -- batch norms with their activation -------------------------------------------------------------
 
 
@@ -504,6 +532,10 @@ TABLES: dict[str, dict[str, Table]] = {
             for each in ("spread", "gather", "weight")
         },
         "abele_channel_sums": _channel_sums,
+    },
+    "clamped": {
+        "abele_clamped_depthwise": functools.partial(_clamped, depthwise=True),
+        "abele_clamped_few_channels": functools.partial(_clamped, depthwise=False),
     },
     "pools": {"abele_max_pool": _max_pool, "abele_max_pool_backward": _max_pool_backward},
     "upsampling": both("abele_upsample", _upsampling),

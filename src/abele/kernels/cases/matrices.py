@@ -68,7 +68,7 @@ def _named(rows: int, columns: int, inner: int) -> dict[str, int]:
     return {"rows": rows, "columns": columns, "inner": inner}
 
 
-def _packed(library: ctypes.CDLL, b: Tensor, threads: int = 1) -> Tensor:
+def packed(library: ctypes.CDLL, b: Tensor, threads: int = 1) -> Tensor:
     """Pack a matrix with ``abele_product_pack``."""
     inner, columns = b.shape
     (result,) = unwritten((inner, -(-columns // _PACKED_COLUMNS) * _PACKED_COLUMNS))
@@ -141,9 +141,25 @@ def _packing(library: ctypes.CDLL) -> Iterator[Case]:
     for index, sizes in enumerate(_sizes()):
         rows, columns, _ = sizes
         a, b = _factors(*sizes, 2 * (index % 2))
-        ready, result = _packed(library, b, threads_of(index)), unwritten((rows, columns))
+        ready, result = packed(library, b, threads_of(index)), unwritten((rows, columns))
         call(library.abele_product, _described(a, b, packed=1), a, ready, *result, 1)
         yield Case(_named(*sizes), result, [a.double() @ b.double()])
+
+
+def _clamped(library: ctypes.CDLL) -> Iterator[Case]:
+    for index, sizes in enumerate((*_sizes(), (150, 520, 70), (9, 70, 400))):
+        rows, columns, inner = sizes
+        a, b = _factors(*sizes, 2 * (index % 2))
+        bias, added = numbers(columns, seed=2), numbers(rows, columns, seed=3)
+        ready, (result,) = packed(library, b), unwritten((rows, columns))
+        low, high, exact = -0.5 * inner**0.5, inner**0.5, a.double() @ b.double() + bias
+        if index % 2:
+            result.copy_(added)
+            exact += added.double()
+        given = _described(a, b, packed=1), a, ready, bias, result if index % 2 else None
+        threads = threads_of(index)
+        call(library.abele_product_clamped, *given, low, high, result, threads)
+        yield Case(_named(*sizes), [result], [exact.clamp(low, high)])
 
 
 def _taking(result: Tensor, step: int) -> Any:
@@ -237,7 +253,7 @@ def _recurrent(library: ctypes.CDLL) -> Iterator[Case]:
     for layer in _layers(backward=False):
         exact = layer.exact()
         results = _written(exact, "states", "cells", "gates")
-        given = layer.inputs, _packed(library, layer.weight.T), layer.bias, *layer.state
+        given = layer.inputs, packed(library, layer.weight.T), layer.bias, *layer.state
         call(library.abele_recurrent, layer.described(), *given, *results, layer.threads)
         if not layer.kept and "gates" in exact:  # the gates of any step
             exact.pop("gates")
@@ -258,7 +274,7 @@ def _recurrent_backward(library: ctypes.CDLL) -> Iterator[Case]:
         exact = dict(zip(recurrent_loop.gradients(layer.kind), made, strict=True))
         results = _written(exact, "inputs", "products", "h", "c")
         read = (None if each is None else each.float() for each in known)
-        before = *grads, _packed(library, layer.weight), *read
+        before = *grads, packed(library, layer.weight), *read
         described = layer.described()
         call(library.abele_recurrent_backward, described, *before, *results, layer.threads)
         yield _case(layer, results, exact)
@@ -397,6 +413,7 @@ TABLES: dict[str, dict[str, Table]] = {
     "products": {
         "abele_product": _products,
         "abele_product_by_rows": _by_rows,
+        "abele_product_clamped": _clamped,
         "abele_product_pack": _packing,
     },
     "recurrent": {
