@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 from abele import systems
 
@@ -13,20 +14,18 @@ class Lock:
     """A re-entrant lock for ``with`` that is free again in a forked child."""
 
     def __init__(self):
-        self._lock = threading.RLock()
-        self._latest = 0  # the thread that acquired it last, so its owner
+        self._lock: Any = threading.RLock()
         _all.add(self)
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        self._latest = threading.get_ident()
 
     def __exit__(self, *exc: object) -> None:
         self._lock.release()
 
     def renew(self) -> None:
         """Free the lock in a forked child if the thread that held it does not exist there."""
-        if self._latest != threading.get_ident():
+        if not self._lock._is_owned():
             self._lock = threading.RLock()
 
 

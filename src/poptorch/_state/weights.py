@@ -374,7 +374,9 @@ class Weights:
 
     def refresh(self) -> None:
         """Update an inference model from the wrappers that train its module or parts of it."""
-        if self.fetch_sources():
+        # At every call: most modules are not trained by a wrapper.
+        alone = not self._seen and self._generation == module_weights.generation()
+        if not alone and self.fetch_sources():
             self.copyWeightsToDevice()
 
     @profiling.traced("copyWeightsToHost")
