@@ -50,6 +50,7 @@ class Translator:
         program: after the passes of the lowering.
         handlers: translate operators that are no views and have no rule; torch computes the others.
         types: dtypes that generated loops support.
+        constants: positions of inputs that change only between calls.
 
     Attributes:
         graph: of the program.
@@ -59,11 +60,16 @@ class Translator:
         inputs: views of the program's arguments.
         constants: names of the graph's constant tensors, by buffer index.
         outputs: views of its results.
+        fixed: buffers of ``constants``, and those that are computed of them alone.
         subnormals: whether it has a subnormal number, as in ``(mask + 1e-45).log()``.
     """
 
     def __init__(
-        self, program: Program, handlers: Mapping[Any, Handler], types: Collection[torch.dtype]
+        self,
+        program: Program,
+        handlers: Mapping[Any, Handler],
+        types: Collection[torch.dtype],
+        constants: Collection[int] = (),
     ):
         self._handlers, self._types, self.graph = handlers, types, program.graph
         self.places: dict[torch.fx.Node, Any] = {}
@@ -76,6 +82,7 @@ class Translator:
         for slot, node in enumerate(program.placeholders()):
             self.places[node] = self._owned(Kind.INPUT, slot, node.meta["val"])
         self.inputs: list[Place] = [self.places[node] for node in program.placeholders()]
+        self.fixed: set[Buffer] = {self.inputs[index].buffer for index in constants}
         for node in self.graph.graph.nodes:
             if node.op == "get_attr":
                 constant = operator.attrgetter(str(node.target))(self.graph)
@@ -139,6 +146,9 @@ class Translator:
         operation.position, operation.part_of = len(self.operations), self._node
         self.operations.append(operation)
         self.writers.update((place.buffer, operation) for place in operation.writes)
+        read = {place.buffer for place in operation.reads}
+        if read and read <= self.fixed and not isinstance(operation, Foreign):
+            self.fixed.update(place.buffer for place in operation.writes)
 
     def pointwise(self, operands: Any, expression: Any, result: Place) -> None:
         """Append an elementwise expression of tensors and numbers, in the result's dtype."""
@@ -257,12 +267,21 @@ class Translator:
             operands, expression = rule.form(*positional.values(), **extra)
             operands = [self._operand(each) for each in operands]
             types = _types(rule, operands, value.dtype, self._types)
-            result = self.new_like(node)
+            stride = self._stride_of(value, operands)
+            result = self.new(tuple(value.shape), value.dtype, stride)
             self._pointwise(operands, types, expression, result)
         except NotImplementedError:
             return False
         self.places[node] = result
         return True
+
+    def _stride_of(self, value: torch.Tensor, operands: list[Any]) -> tuple[int, ...]:
+        """Return the strides of an elementwise result: channels-last in inference, as operands."""
+        if self.fixed and value.dim() == 4 and value.is_contiguous():
+            for each in operands:
+                if isinstance(each, Place) and each.shape == value.shape and each.stride[1] == 1:
+                    return each.stride  # that are not dense are not taken
+        return value.stride()
 
     def _operand(self, value: Any) -> Any:
         if not isinstance(value, torch.fx.Node):
@@ -308,7 +327,7 @@ class Translator:
         place = self.places[node]
         taken = place.buffer.kind is Kind.OUTPUT
         alone = place.buffer.inside is None and not taken
-        if place.buffer.kind is Kind.ARENA and place.whole and alone:
+        if place.buffer.kind is Kind.ARENA and place.whole and alone and _is_in_order(place, node):
             place.buffer.kind, place.buffer.index = Kind.OUTPUT, index
             return place
         if place.buffer.kind is Kind.FOREIGN and (place.whole or place.dtype not in self._types):
@@ -323,6 +342,11 @@ class Translator:
         result = Place(buffer, shape, contiguous_stride(shape))
         self.pointwise([place], "{0}".format, result)
         return result
+
+
+def _is_in_order(place: Place, node: torch.fx.Node) -> bool:
+    """Return whether a contiguous result lies contiguously here, too."""
+    return place.contiguous or not node.meta["val"].is_contiguous()
 
 
 def _has_subnormals(constant: torch.Tensor) -> bool:

@@ -27,6 +27,7 @@ _CALLS = {
     "abele_conv_": "convolutions",
     "abele_max_pool": "pools",
     "abele_depthwise": "depthwise",
+    "abele_clamped": "clamped",
     "abele_product": "products",
     "abele::multiply": "products",
     "abele::attention": "attention",
@@ -39,6 +40,7 @@ _CALLS = {
 _OF_OPERATORS = {
     "convolutions": ("conv",),
     "depthwise": ("conv",),
+    "clamped": ("conv",),
     "pools": ("pool",),
     "attention": ("attention",),
     "recurrent": ("lstm", "recurrent"),

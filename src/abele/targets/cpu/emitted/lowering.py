@@ -16,11 +16,21 @@ from abele.passes.of_lowerings.recurrent import recurrent_loops
 from abele.program import Program
 from abele.program.aliasing import lifetimes
 from abele.program.memory import MemoryUse
-from abele.targets.base import Clocked, Compiled, Lowering, OfBatch, Repeated, Source, require_code
+from abele.targets.base import (
+    Clocked,
+    Compiled,
+    Lowering,
+    OfBatch,
+    Repeated,
+    Run,
+    Source,
+    require_code,
+)
 from abele.targets.cpu.compiler import kernel_problem, with_planned_places
 from abele.targets.cpu.emitted import build, choice, source
 from abele.targets.cpu.emitted.calling import Calling, from_text, to_text
 from abele.targets.cpu.emitted.calls import HANDLERS
+from abele.targets.cpu.emitted.calls.constant_convolutions import packed_convolutions
 from abele.targets.cpu.emitted.calls.convolutions import is_fused_with_pool
 from abele.targets.cpu.emitted.calls.sixteen_bits import rounded_by_calls
 from abele.targets.cpu.emitted.channel_blocking import block_channels
@@ -34,6 +44,7 @@ from abele.targets.cpu.emitted.memory import (
     used_by,
 )
 from abele.targets.cpu.emitted.pad_leading_dimension import pad_leading_dimension
+from abele.targets.cpu.emitted.prepared import constant_slots, lasting, prepared_units
 from abele.targets.cpu.emitted.rematerialized_norms import rematerialize_norms
 from abele.targets.cpu.emitted.run import Runner
 from abele.targets.cpu.emitted.source import Segment
@@ -59,6 +70,7 @@ class Emitted(Lowering):
     passes = (
         recurrent_loops,
         computed_in_float32,
+        packed_convolutions,
         stacked_gradients,
         kept_derivatives,
         _stored_in_16_bits,
@@ -145,7 +157,7 @@ class Plan:
 
     Attributes:
         translation: the program as operations on buffers.
-        units: in execution order.
+        units: in execution order; the first are those that run once, see ``prepared``.
         kept: buffers that are written to memory.
         lives: first and last unit that uses each buffer.
         offsets: byte offset of each buffer in the arena.
@@ -154,17 +166,20 @@ class Plan:
 
     def __init__(self, program: Program):
         self._program = program
-        self.translation = Translator(program, HANDLERS, NAMES)
+        self.translation = Translator(program, HANDLERS, NAMES, constant_slots(program))
         self._returned = returned = {place.buffer for place in self.translation.outputs}
         operations = rounded_by_calls(self.translation.operations, returned)
         operations = rematerialize_norms(operations, returned)
         units = fuse_gemm_epilogues(grouped(operations))
         pad_leading_dimension(units, returned)
         units = ordered(units)
-        self.kept = _kept(units, returned)
-        self.units = block_channels(units, returned)
+        once, units = prepared_units(units, program, self.translation.inputs)
+        self._prepared = len(once)
+        self.kept = _kept([*once, *units], returned)
+        units = block_channels(units, returned)
+        self.units = [*once, *units]
         lives = lifetimes([b for b in used_by(unit) if b in self.kept] for unit in self.units)
-        self.lives = until_code_ends(self.units, lives)
+        self.lives = until_code_ends(self.units, lasting(lives, once, units))
         self.offsets, self.size = planned(self.lives)
 
     @functools.cached_property
@@ -175,9 +190,8 @@ class Plan:
     def written(self, *, clocked: bool = False) -> source.Source:
         """Generate the C++ code, with clock reads between units if ``clocked``."""
         subnormals = self.translation.subnormals
-        return source.write(
-            self.units, self.offsets, self.kept, clocked=clocked, subnormals=subnormals
-        )
+        units = self.units[: self._prepared], self.units[self._prepared :]
+        return source.write(*units, self.offsets, self.kept, clocked=clocked, subnormals=subnormals)
 
     @property
     def calls_torch(self) -> bool:
@@ -264,6 +278,11 @@ class _Emitted(Compiled):
     def kernel_problem(self, *, noted: bool) -> str | None:
         """Run the self-test of the library kernels linked to the code."""
         return kernel_problem(self._library, noted=noted)
+
+    def with_state(self, arguments: Sequence[torch.Tensor]) -> Run:
+        """Return a callable that prepares constants once, until they change."""
+        del arguments  # each call has them
+        return self._runner.with_constants()
 
     def repeated(self) -> Repeated | None:
         """Return a callable that runs many micro-batches; None with ATen calls."""

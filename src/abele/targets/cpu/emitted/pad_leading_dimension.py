@@ -18,7 +18,7 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from abele.targets.cpu.emitted.calls.products import Product
+from abele.targets.cpu.emitted.calls.products import ClampedProduct, Product
 from abele.targets.cpu.emitted.gemm_epilogues import GemmWithEpilogue
 from abele.targets.translation.groups import Unit, tensors
 from abele.targets.translation.operations import Operation, Pointwise, StridedCall
@@ -55,7 +55,7 @@ def _row_length(buffer: Buffer, users: _Users) -> int:
     if buffer.dtype is not torch.float32 or buffer.inside is not None:
         return 0
     for each in users:
-        if isinstance(each, Product):
+        if isinstance(each, Product | ClampedProduct):
             for place in tensors(each):
                 row = max(place.stride)
                 if place.buffer is buffer and row and row % _SAME_SETS == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 import threading
 import time
 import weakref
@@ -13,9 +14,10 @@ import torch
 
 from abele.arena import Arena
 from abele.program import Program, Role
-from abele.targets.base import OfBatch
+from abele.targets.base import OfBatch, Run
 from abele.targets.cpu.emitted.calling import Calling
 from abele.targets.cpu.emitted.memory import allocated
+from abele.targets.cpu.emitted.prepared import constant_slots
 from abele.targets.cpu.emitted.source import REPEAT, Segment
 from abele.targets.translation.operations import Foreign, constants_of, places_changed
 from abele.targets.translation.places import Buffer, Kind, Place, laid_out
@@ -23,6 +25,8 @@ from abele.targets.translation.places import Buffer, Kind, Place, laid_out
 _Part = Callable[[int], None]
 _Batch = Sequence[torch.Tensor]
 _empty, _address = torch.empty_strided, torch.Tensor.data_ptr
+_version = operator.attrgetter("_version")
+_NO_MEMORY = "A kernel found no memory for its sums."
 # The number of an input, the input, and a copy of it in the order that the code expects.
 _Copy = tuple[int, torch.Tensor, torch.Tensor]
 
@@ -46,12 +50,17 @@ class Runner:
         self._arena = allocated(calling.size)
         self._offsets = calling.offsets
         self._entries = {buffer: entry for entry, buffer in enumerate(calling.table)}
-        self._table = (ctypes.c_void_p * max(1, len(calling.table)))()
+        self._table = (ctypes.c_void_p * (1 + len(calling.table)))()
         for buffer, entry in self._entries.items():
             if buffer.kind is Kind.CONSTANT:
                 self._table[entry] = self._constants[buffer.index].data_ptr()
         self._memory: dict[Buffer, torch.Tensor] = {}
+        self._last: Any = None  # of the segments: its function and arguments
         self._parts = [self._part(each, library) for each in calling.parts]
+        # The first part runs when constants have changed, if there are any; see ``prepared``.
+        self._once = sum(isinstance(each, Segment) and each.once for each in calling.parts)
+        self._constant_slots = constant_slots(program) if self._once else []
+        self._prepared_for: object = None  # whose constants; see ``with_constants``
         foreign = [each for each in calling.parts if isinstance(each, Foreign)]
         self._alone = not foreign
         # What torch makes has its places while nothing but it and the code between runs.
@@ -103,19 +112,45 @@ class Runner:
             ValueError: the number of inputs differs from the number of slots.
         """
         with self._lock:
-            try:
-                if self._alone:
-                    return self._run(inputs)
-                with torch.no_grad():
-                    return self._run(inputs)
-            finally:
-                inputs.clear()
-                self._memory.clear()  # also after an error: a result must not be taken for the next
+            return self._run_and_forget(inputs)
 
-    def _run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    def with_constants(self) -> Run:
+        """Return ``run`` for calls whose constants change by tensor operations alone.
+
+        What is computed of constants is computed again when their versions have changed.
+        """
+        if not self._once:
+            return self.run
+        take = operator.itemgetter(*self._constant_slots, -1)  # a tuple, also of one
+        mark, known = object(), list[Any]()
+
+        def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+            constants = take(inputs)[:-1]
+            state = [*map(_address, constants), *map(_version, constants)]
+            with self._lock:
+                same = self._prepared_for is mark and known[0] == state
+                if same and all(map(operator.is_, constants, known[1])):
+                    return self._run_and_forget(inputs, self._once)
+                results = self._run_and_forget(inputs)
+                known[:], self._prepared_for = (state, constants), mark
+                return results
+
+        return run
+
+    def _run_and_forget(self, inputs: list[torch.Tensor], first: int = 0) -> list[torch.Tensor]:
+        try:
+            if self._alone:
+                return self._run(inputs, first)
+            with torch.no_grad():
+                return self._run(inputs, first)
+        finally:
+            inputs.clear()
+            self._memory.clear()  # also after an error: a result must not be taken for the next
+
+    def _run(self, inputs: list[torch.Tensor], first: int = 0) -> list[torch.Tensor]:
         copies = self._taken(inputs)  # they live until the call ends
         made = self._results()
-        self._compute(torch.get_num_threads())
+        self._compute(torch.get_num_threads(), first)
         outputs = [
             self._tensor(place) if result is None else result
             for place, result in zip(self._outputs, made, strict=True)
@@ -126,15 +161,17 @@ class Runner:
                     tensor.copy_(ordered)
         return outputs
 
-    def _compute(self, threads: int) -> None:
-        """Run all segments and ATen calls, freeing ATen results after their last use."""
+    def _compute(self, threads: int, first: int) -> None:
+        """Run segments and ATen calls from ``first``, freeing ATen results after their last use."""
+        if not first:
+            self._prepared_for = None
         if self._places is None:
-            for part in self._parts:
+            for part in self._parts[first:]:
                 part(threads)
             return
         memory = self._memory
         with self._places.used():
-            for part, freed in zip(self._parts, self._freed, strict=True):
+            for part, freed in zip(self._parts[first:], self._freed[first:], strict=True):
                 part(threads)
                 for buffer in freed:
                     memory.pop(buffer, None)  # torch makes no gradient that nobody wants
@@ -191,15 +228,21 @@ class Runner:
     def _part(self, part: Segment | Foreign, library: ctypes.CDLL) -> _Part:
         if isinstance(part, Foreign):
             return self._foreign(part)
-        function = getattr(library, part.name)
-        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
-        arena, table = self._arena.data_ptr(), ctypes.addressof(self._table)
+        function, arena, table = self._last = self._function(part, library)
 
         def call(threads: int) -> None:
             if function(arena, table, threads):
-                raise MemoryError("A kernel found no memory for its sums.")
+                raise MemoryError(_NO_MEMORY)
 
         return call
+
+    def _function(
+        self, part: Segment, library: ctypes.CDLL
+    ) -> tuple[Callable[..., int], ctypes.c_void_p, ctypes.c_void_p]:
+        """Return the function of a segment and its arguments but the number of threads."""
+        # Without types of arguments that it would convert them to, a call takes two thirds.
+        table = ctypes.c_void_p(ctypes.addressof(self._table))
+        return getattr(library, part.name), ctypes.c_void_p(self._arena.data_ptr()), table
 
     def _foreign(self, part: Foreign) -> _Part:
         target: Any = part.target
@@ -258,10 +301,17 @@ class Runner:
         with self._lock:
             try:
                 if not self._taken(given) and _lie_alike(batches):
+                    self._prepare()
                     return self._run_all(batches, kept, marks)
             finally:
                 self._memory.clear()
         return [self._run_one(inputs, batch, marks) for batch in batches]
+
+    def _prepare(self) -> None:
+        """Compute what following parts read of constants."""
+        self._prepared_for = None
+        for part in self._parts[: self._once]:
+            part(torch.get_num_threads())
 
     def _with(self, inputs: list[torch.Tensor], batch: _Batch) -> list[torch.Tensor]:
         given = inputs.copy()
@@ -295,7 +345,7 @@ class Runner:
             moments,
         )
         if failed:
-            raise MemoryError("A kernel found no memory for its sums.")
+            raise MemoryError(_NO_MEMORY)
         marks += moments[1:]
         return results
 
@@ -321,19 +371,22 @@ class Runner:
 
     def bound(self, arguments: Sequence[torch.Tensor], batch: Sequence[int]) -> OfBatch | None:
         """Return a callable with bound state that accepts only the batch's tensors."""
-        buffers = [place.buffer for place in self._outputs]
-        if not self.repeats or len(set(buffers)) < len(buffers):
-            return None  # torch computes something, or a result is returned twice
         positions = [i for i in range(len(arguments)) if i not in batch]
-        state, addresses = [arguments[i] for i in positions], list[int]()
+        if not self._is_bindable or self._constant_slots not in ([], positions):
+            return None
+        # Constants stay where they are, and have other versions once they are written.
+        state, look = [arguments[i] for i in positions], _version if self._once else _address
+        alive, known = [each.untyped_storage() for each in state], list[int]()
         mark = object()  # the runner knows the state by it, and does not keep it alive
-        lock, table, entries, (part,) = self._lock, self._table, self._entries, self._parts
-        given = [(p.stride, entries.get(p.buffer)) for p in (self._inputs[i] for i in batch)]
-        made = [(p.shape, p.stride, p.dtype, entries.get(p.buffer)) for p in self._outputs]
+        lock, table, threads = self._lock, self._table, torch.get_num_threads
+        (function, arena, given_table), count = self._last, len(batch)
+        given = [(p.stride, self._entry(p)) for p in (self._inputs[i] for i in batch)]
+        made = [(p.shape, p.stride, p.dtype, self._entry(p)) for p in self._outputs]
 
-        def first(rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        def first(rows: Sequence[torch.Tensor], _: object = alive) -> list[torch.Tensor]:
+            now = [*map(look, state)]
             results = self._looked_at_all(arguments, batch, rows)
-            addresses[:] = map(_address, state)
+            known[:] = now if self._once else map(look, state)
             if all(self._inputs[i].stride_is(arguments[i].stride()) for i in positions):
                 self._state = mark
             return results
@@ -341,23 +394,33 @@ class Runner:
         def run(rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             with lock:
                 # Another call may have left other addresses, and state may have moved.
-                if self._state is not mark or [*map(_address, state)] != addresses:
+                now = [*map(look, state)]
+                if self._state is not mark or now != known or len(rows) != count:
                     return first(rows)
-                for tensor, (stride, entry) in zip(rows, given, strict=True):
+                for tensor, (stride, entry) in zip(rows, given):  # noqa: B905 - it takes 0.2 us
                     if tensor.stride() != stride:
                         return first(rows)
-                    if entry is not None:
-                        table[entry] = tensor.data_ptr()
+                    table[entry] = tensor.data_ptr()
                 results: list[torch.Tensor] = []
                 for shape, stride, dtype, entry in made:
                     result = _empty(shape, stride, dtype=dtype)
-                    if entry is not None:
-                        table[entry] = result.data_ptr()
+                    table[entry] = result.data_ptr()
                     results.append(result)
-                part(torch.get_num_threads())
+                if function(arena, given_table, threads()):
+                    raise MemoryError(_NO_MEMORY)
                 return results
 
         return run
+
+    @property
+    def _is_bindable(self) -> bool:
+        """False if torch computes something, or a result is returned twice."""
+        buffers = [place.buffer for place in self._outputs]
+        return self.repeats and len(set(buffers)) == len(buffers)
+
+    def _entry(self, place: Place) -> int:
+        """Return a tensor's entry in the pointer table; the last if the code does not read it."""
+        return self._entries.get(place.buffer, len(self._table) - 1)
 
     def _looked_at_all(
         self,

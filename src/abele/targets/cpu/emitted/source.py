@@ -30,12 +30,14 @@ _COST = f"""extern "C" {_VISIBLE} Index {COST}(int looks) {{
 # Compilers need more than twice as long for a function that is twice as long.
 _LONGEST = 32  # units
 # What ``kernels.h`` takes by reference. Where it is written at each call, each call copies it.
-_DESCRIPTION = re.compile(r"\bAbele(?:Product|Attention|Recurrent|Conv|Depthwise|Pool)\{[^{}]*\}")
+_DESCRIPTION = re.compile(
+    r"\bAbele(?:Product|Clamped|Attention|Recurrent|Conv|Depthwise|Pool)\{[^{}]*\}"
+)
 _FLUSHED = "const abele::FloatMode mode = abele::FloatMode::flushed();"
 _REPEAT = f"""extern "C" {_VISIBLE} int {REPEAT}(
     char* arena, void** table, int threads, Index times, Index changing, const Index* entries,
     void* const* addresses, Index* moments) {{
-  return abele::repeat(abele_segment_0, arena, table, threads, times, changing, entries, addresses,
+  return abele::repeat(SEGMENT, arena, table, threads, times, changing, entries, addresses,
                        moments);
 }}"""
 
@@ -47,10 +49,12 @@ class Segment:
     Attributes:
         name: of the function.
         calls: number of units.
+        once: it computes what following segments read of constants, and runs when these change.
     """
 
     name: str
     calls: int
+    once: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +75,7 @@ class Source:
 
 
 def write(
+    once: Sequence[Unit],
     units: Sequence[Unit],
     offsets: dict[Buffer, int],
     kept: Collection[Buffer],
@@ -81,6 +86,7 @@ def write(
     """Generate the C++ file of a program from its fused units.
 
     Args:
+        once: units that run when constants have changed, before the others; see ``prepared``.
         units: in execution order.
         offsets: byte offset of each buffer in the arena.
         kept: buffers that are written to memory; other results of loops stay in registers.
@@ -88,7 +94,7 @@ def write(
             of each unit.
         subnormals: compute with subnormal numbers; else they are flushed to zero.
     """
-    return _Writer(offsets, kept, clocked, subnormals).source(units)
+    return _Writer(offsets, kept, clocked, subnormals).source(once, units)
 
 
 class _Writer:
@@ -105,37 +111,34 @@ class _Writer:
         self._names: dict[str, str] = {}  # of functions, by their text
         self._table: dict[Buffer, int] = {}
 
-    def source(self, units: Sequence[Unit]) -> Source:
+    def source(self, once: Sequence[Unit], units: Sequence[Unit]) -> Source:
         clocked = self._clocked
         parts: list[Segment | Foreign] = []
         bodies: list[str] = []
         lines: list[str] = []
 
-        def end_segment() -> None:
+        def end_segment(*, once: bool = False) -> None:
             if lines:
                 name = f"abele_segment_{len(bodies)}"
                 timed = self._with_clocks(lines) if clocked else lines
                 bodies.append(_segment(name, self._first, timed))
-                parts.append(Segment(name, len(lines)))
+                parts.append(Segment(name, len(lines), once))
                 lines.clear()
 
+        lines += map(self._line, once)
+        end_segment(once=True)
         for unit in units:
             operation = unit.operations[0]
             if isinstance(operation, Foreign):
                 end_segment()
                 parts.append(operation)
-            elif isinstance(unit, ChannelBlocks):
-                lines.append(self._by_channels(unit))
-            elif isinstance(unit, GemmWithEpilogue):
-                lines.append(self._by_rows(unit))
-            elif isinstance(operation, Call):
-                lines.append(self._call(operation))
             else:
-                lines.append(self._loop(unit))
+                lines.append(self._line(unit))
         end_segment()
         functions = [text.replace("NAME", name, 1) for text, name in self._names.items()]
-        if len(parts) == 1 and bodies and not clocked:
-            bodies.append(_REPEAT)
+        each_time = [part for part in parts if not (isinstance(part, Segment) and part.once)]
+        if len(each_time) == 1 and isinstance(each_time[0], Segment) and not clocked:
+            bodies.append(_REPEAT.replace("SEGMENT", each_time[0].name))
         includes = [f'#include "{name}"' for name in headers.NAMES]
         begin = ["\n".join(includes), "using abele::Index;"]
         if clocked:
@@ -143,6 +146,15 @@ class _Writer:
             begin += [f'extern "C" {{ {_VISIBLE} {array}; }}', _COST]
         text = "\n\n".join([*begin, *functions, _with_constants("\n\n".join(bodies))])
         return Source(text + "\n", parts, list(self._table), len(functions))
+
+    def _line(self, unit: Unit) -> str:
+        """Return the C++ statement of a unit that is no ATen call."""
+        operation = unit.operations[0]
+        if isinstance(unit, ChannelBlocks):
+            return self._by_channels(unit)
+        if isinstance(unit, GemmWithEpilogue):
+            return self._by_rows(unit)
+        return self._call(operation) if isinstance(operation, Call) else self._loop(unit)
 
     def _with_clocks(self, lines: Sequence[str]) -> list[str]:
         first, looks = self._moments, list[str]()

@@ -7,6 +7,7 @@ clamps turn NaN into numbers, so these run behind it, in place.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import operator
 import threading
@@ -51,7 +52,11 @@ class ConstantConvolution:
         convolution = convolution_of(node)
         assert convolution is not None
         self._convolution: Convolution = convolution
-        self._packs = self._winograd if kernel_for(convolution) is WINOGRAD else self._onednn
+        self._packs = self._onednn
+        if kernel_for(convolution) is WINOGRAD:
+            self._packs = self._winograd
+        elif is_product(convolution):
+            self._packs = self._product
         self._held: _Held | None = None
         self.__name__ = "constant_convolution"
 
@@ -89,6 +94,17 @@ class ConstantConvolution:
             return run
         return lambda x, added: ACTIVATIONS[self._activation](run(x, added), *self._scalars)
 
+    def _product(self, weight: Tensor, bias: Tensor | None) -> _Held:
+        name, scalars = self._activation, self._scalars
+        known = {"relu": (0.0, math.inf), "hardtanh": tuple(scalars)}
+        bounds = known.get(name, (-math.inf, math.inf))
+        count, _, *edges = self._convolution.image.shape
+        weight, bias = dense(weight, bias)
+        run = on_tensors.pointwise(self._library, (count, *edges), weight, bias, bounds)
+        if name == "none" or name in known:
+            return run
+        return lambda x, added: ACTIVATIONS[name](run(x, added), *scalars)
+
     def _onednn(self, weight: Tensor, bias: Tensor | None) -> _Held:
         stride, padding, dilation, groups = self._places
         packed = _torch.packed_convolution_weight(
@@ -112,6 +128,12 @@ class ConstantConvolution:
         return run
 
 
+def is_product(convolution: Convolution) -> bool:
+    """Return whether a constant convolution is a GEMM of the pixels as they lie."""
+    one = convolution.moves_by_one and math.prod(convolution.weight.shape[2:]) == 1
+    return one and not any(convolution.padding)
+
+
 def packed_bytes(node: _Node) -> int:
     """Return about as many bytes as the packed weights of a node take; 0 for other operators."""
     if node.target is not constant_convolution.operator:
@@ -120,6 +142,9 @@ def packed_bytes(node: _Node) -> int:
     assert convolution is not None
     if kernel_for(convolution) is WINOGRAD:
         return 4 * math.prod(on_tensors.packed_shape(convolution.weight.shape))
+    if is_product(convolution):
+        outputs, inputs = convolution.weight.shape[:2]
+        return 4 * inputs * on_tensors.packed_columns(outputs)
     return convolution.weight.nbytes
 
 
@@ -166,14 +191,21 @@ def slots_of(node: _Node, positions: dict[_Node, int]) -> Slots:
     return positions[weight], of_bias, [positions[each] for each in norm], eps
 
 
+def _suits(node: _Node, sums: bool, product: bool) -> bool:
+    convolution = convolution_of(node)
+    assert convolution is not None
+    return (node.args[5] is not None) is sums and is_product(convolution) is product
+
+
 CONSTANT_CONVOLUTIONS = tuple(
     OwnKernel(
         operator=constant_convolution.operator,
         name="constant_convolution",
-        kind="winograd",
+        kind="products" if product else "winograd",
         function=ConstantConvolution,
-        suits=lambda node, sums=sums: (node.args[5] is not None) is sums,
+        suits=functools.partial(_suits, sums=sums, product=product),
         over=5 if sums else None,
     )
     for sums in (True, False)
+    for product in (True, False)
 )

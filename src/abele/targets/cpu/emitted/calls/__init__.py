@@ -6,6 +6,7 @@ from typing import Any
 
 from abele.targets.cpu.emitted.calls import (
     attention,
+    constant_convolutions,
     convolutions,
     indices,
     losses,
@@ -22,6 +23,7 @@ HANDLERS: dict[Any, Handler] = {
     **attention.HANDLERS,
     **windows.HANDLERS,
     **norms.BATCH_NORMS,
+    **constant_convolutions.HANDLERS,
     **convolutions.HANDLERS,
     **indices.HANDLERS,
     **losses.HANDLERS,

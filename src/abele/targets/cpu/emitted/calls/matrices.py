@@ -14,6 +14,7 @@ from abele.targets.translation.places import Place
 
 aten = torch.ops.aten
 
+_FLOAT = {torch.float32}
 # Multiply-adds that are worth waking a thread.
 _WORK_PER_THREAD = 60000
 
@@ -31,9 +32,28 @@ def addmm(translator: Any, node: torch.fx.Node) -> Any:
     if not _computable(node):
         return None
     added, a, b = (translator.places[each] for each in arguments(node))
+    if _is_constant_layer(translator, node, added, a, b):
+        a, b = usable(translator, a), usable(translator, b)
+        (user, *others) = node.users or (node,)
+        relu = user if user.target is aten.relu.default and not others else None
+        bounds = products.bounds(0.0) if relu else products.UNBOUNDED
+        result = products.clamped(translator, a, b, [added], bounds)
+        if relu:
+            translator.places[relu] = result
+        return result
     product = multiplied(translator, a, b)
     result = translator.new_like(node)
     return _added(translator, node, product, added, result)
+
+
+def _is_constant_layer(
+    translator: Any, node: torch.fx.Node, bias: Place, a: Place, b: Place
+) -> bool:
+    """Return whether weight and bias of a linear layer change only between calls."""
+    fixed = {bias.buffer, b.buffer} <= translator.fixed and bias.contiguous
+    narrow = [in_16_bits(translator, each).dtype for each in (a, b)]
+    plain = {*narrow, bias.dtype} == _FLOAT and not options(node)
+    return fixed and plain and bias.shape == b.shape[1:] and a.shape[1] > 0
 
 
 def bmm(translator: Any, node: torch.fx.Node) -> Any:
@@ -121,8 +141,14 @@ def multiplied(translator: Any, a: Place, b: Place) -> Place:
         translator.pointwise([a, b], "({0} * {1})".format, result)
         return result
     narrow = [in_16_bits(translator, each) for each in (a, b)]
-    ours = products.is_ours(result.dtype, m, n, k) or products.has_narrow_factor(*narrow)
+    packs = b.buffer in translator.fixed and {each.dtype for each in (*narrow, result)} == _FLOAT
+    ours = packs or products.is_ours(result.dtype, m, n, k) or products.has_narrow_factor(*narrow)
     a, b = (usable(translator, each) for each in (narrow if ours else (a, b)))
+    if packs:
+        steps = f"0, {_steps(a)}", "0, 0, 0"
+        packed = products.packed_factor(translator, b)
+        translator.add(products.product(a, packed, result, 1, steps, packed=True))
+        return result
     if ours:
         steps = f"0, {_steps(a)}", f"0, {_steps(b)}"
         translator.add(products.product(a, b, result, 1, steps))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from abele.targets.cpu.emitted.calls.sixteen_bits import RoundingCall
-from abele.targets.translation.operations import Call
+from abele.targets.translation.operations import Call, StridedCall
 from abele.targets.translation.places import Place
 from abele.targets.translation.pointwise import HALF
 
@@ -34,10 +35,9 @@ _ROWS_TO_INNER, _NEAR_FACTOR = 4, 1 << 18
 # A factor of 16 bits with so many elements is for our kernel, also where the library's is faster:
 # the library would need a float32 copy.
 _LEAST_NARROW = 1 << 12
+_INFINITY = "std::numeric_limits<double>::infinity()"
 # Numbers of types in abi.h.
 _TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-
-_New = Callable[[tuple[int, ...], torch.dtype], Place]
 
 # Steps of a matrix, from row to row and from column to column, as text.
 Steps = str
@@ -52,6 +52,7 @@ class Product(RoundingCall):
         sizes: rows, columns and inner dimension (m, n, k).
         steps: C++ strides of each factor: batch, row and column.
         halves: two threads share the inner dimension.
+        packed: the right factor is packed.
         summed: the result is the sum over the batch.
     """
 
@@ -59,13 +60,14 @@ class Product(RoundingCall):
     sizes: tuple[int, int, int]
     steps: tuple[str, ...]
     halves: bool = False
+    packed: bool = False
     summed: bool = False
 
     def described(self) -> str:
         """Return the GEMM's C++ descriptor ``AbeleProduct``, with braces escaped."""
         rows, columns, _ = self.sizes
         result = 0 if self.summed else rows * columns, self.writes[0].stride[-2]
-        flags = 0, 0, int(self.halves)
+        flags = int(self.packed), 0, int(self.halves)
         types = [_TYPES[place.dtype] for place in (*self.reads, *self.writes)]
         numbers = (self.count, *self.sizes, *self.steps, *result, *flags, *types * any(types))
         return f"AbeleProduct{{{{{', '.join(map(str, numbers))}}}}}"
@@ -108,7 +110,7 @@ class Product(RoundingCall):
         rows, columns, inner = self.sizes
         stored = self.writes[0].dtype is not torch.float32
         kept = self.keeps_factor and columns <= _MOST_COLUMNS and not stored
-        least = _LEAST_OF_FEW if inner <= _FEW else _LEAST_BY_ROWS
+        least = _LEAST_OF_FEW if inner <= _FEW or self.packed else _LEAST_BY_ROWS
         return self.count == 1 and rows * columns >= least and kept
 
     @property
@@ -141,19 +143,21 @@ def product(
     count: int,
     steps: tuple[Steps, Steps],
     *,
+    packed: bool = False,
     summed: bool = False,
 ) -> Product:
     """Return a call of the GEMM kernel, batched if ``count`` is more than one.
 
     Args:
         a: ``[rows, inner]``, with a batch dimension first if ``count`` is more than one.
-        b: ``[inner, columns]``, likewise.
+        b: ``[inner, columns]``, likewise; with more columns if ``packed``.
         result: contiguous ``[rows, columns]``, likewise unless ``summed``.
         count: batch size.
         steps: C++ strides of ``a`` and ``b``: batch, row and column.
+        packed: ``b`` is what ``packing`` writes; its first ``columns`` columns count.
         summed: the result is the sum over the batch.
     """
-    (rows, inner), columns = a.shape[-2:], b.shape[-1]
+    (rows, inner), columns = a.shape[-2:], result.shape[-1]
     sizes = rows, columns, inner
     rounds = () if summed else (0,)
 
@@ -169,10 +173,11 @@ def product(
         count=count,
         sizes=sizes,
         steps=steps,
+        packed=packed,
         summed=summed,
     )
     near = inner * columns <= _NEAR_FACTOR and _ROWS_TO_INNER * rows <= inner
-    made.halves = near and count == 1 and b.stride[-1] == 1
+    made.halves = near and count == 1 and b.stride[-1] == 1 and not packed
     made.text = _multiplied(made)
     return made
 
@@ -195,22 +200,60 @@ def by_rows(made: Product, turns: int, loop: str) -> str:
     )
 
 
-def room_for_packed(factor: Place, new: _New) -> Place:
-    """Allocate memory for the packed right factor of a GEMM."""
-    inner, columns = factor.shape
-    return new((inner, -(-columns // _PACKED_COLUMNS) * _PACKED_COLUMNS), factor.dtype)
+def bounds(low: float | None = None, high: float | None = None) -> str:
+    """Return two bounds of results as C++ arguments."""
+    ends = (low, "-" + _INFINITY), (high, _INFINITY)
+    return ", ".join(other if end is None else repr(float(end)) for end, other in ends)
 
 
-def packing(factor: Place, packed: Place) -> Call:
-    """Return the call that packs the right factor of a GEMM.
+UNBOUNDED = bounds()
+
+
+@dataclasses.dataclass(eq=False)
+class ClampedProduct(StridedCall):
+    """A GEMM with a packed factor and a bias, whose results are kept between two bounds."""
+
+
+def clamped(translator: Any, a: Place, factor: Place, added: Sequence[Place], within: str) -> Place:
+    """Add the GEMM of a matrix and a constant one, plus a bias and maybe a matrix, in ``bounds``.
 
     Args:
-        factor: ``[inner, columns]``, any strides.
-        packed: the destination.
+        translator: of the program.
+        a: ``[rows, inner]``; one of its strides is 1.
+        factor: ``[inner, columns]``, likewise.
+        added: ``[columns]``, and optionally ``[rows, columns]``, contiguous.
+        within: bounds of the result.
+    """
+    (rows, inner), columns = a.shape, factor.shape[1]
+    result = translator.new((rows, columns), a.dtype)
+    more = "{3}" if len(added) > 1 else "nullptr"
+
+    def form(reads: Sequence[Place], _: Sequence[Place]) -> str:
+        steps = 0, *reads[0].stride, 0, 0, 0, 0, columns, 1, 0, 0
+        described = ", ".join(map(str, (1, rows, columns, inner, *steps)))
+        return (
+            f"status |= abele_product_clamped(&AbeleProduct{{{{{described}}}}}, {{0}}, {{1}}, "
+            f"{{2}}, {more}, {within}, {{{len(reads)}}}, {threads_for(rows * columns * inner)})"
+        )
+
+    reads, free = [a, packed_factor(translator, factor), *added], frozenset((0,))
+    call = ClampedProduct(reads, [result], form(reads, []), form, free, lambda _: True)
+    translator.add(call)
+    return result
+
+
+def packed_factor(translator: Any, factor: Place) -> Place:
+    """Pack the right factor of GEMMs.
+
+    Args:
+        translator: of the program.
+        factor: ``[inner, columns]``; one of its strides is 1.
     """
     inner, columns = factor.shape
+    shape = inner, -(-columns // _PACKED_COLUMNS) * _PACKED_COLUMNS
+    packed = translator.new(shape, factor.dtype)
     steps = ", ".join(map(str, (0, *factor.stride)))
     described = f"AbeleProduct{{{{1, 1, {columns}, {inner}, 0, 0, 0, {steps}, 0, 0, 0, 0, 0}}}}"
-    return Call(
-        [factor], [packed], f"status |= abele_product_pack(&{described}, {{0}}, {{1}}, threads)"
-    )
+    text = f"status |= abele_product_pack(&{described}, {{0}}, {{1}}, threads)"
+    translator.add(Call([factor], [packed], text))
+    return packed

@@ -43,7 +43,7 @@ def loop(translator: Any, node: torch.fx.Node) -> Any:
     names = [each.name for each in _torch.schema_of(operator).arguments]
     given: dict[str, Any] = dict(zip(names, arguments(node), strict=True))
     kind, weight = given["kind"], translator.places[given["weight"]]
-    given["weight"] = _packed(translator, _turned(weight) if forward else weight)
+    given["weight"] = products.packed_factor(translator, _turned(weight) if forward else weight)
     made: list[torch.Tensor] = list(node.meta["val"])
     results = [translator.new(tuple(each.shape), each.dtype) for each in made]
     written = recurrent_loop.results(kind)
@@ -73,13 +73,6 @@ def _sizes(results: Sequence[torch.Tensor], *, forward: bool) -> tuple[int, int,
 
 def _turned(place: Place) -> Place:
     return Place(place.buffer, place.shape[::-1], place.stride[::-1], place.offset)
-
-
-def _packed(translator: Any, factor: Place) -> Place:
-    """Pack the right factor of the GEMMs of all time steps once."""
-    packed = products.room_for_packed(factor, translator.new)
-    translator.add(products.packing(factor, packed))
-    return packed
 
 
 def _in_rows(translator: Any, given: torch.fx.Node | Place) -> Place:
