@@ -187,7 +187,13 @@ def test_factors_of_16_bits_have_the_bits_of_their_float32_values(own, kinds, tu
             a = factor(count, rows, inner, turned=turned % 2, step=index % 3, seed=index)
             b = factor(count, inner, columns, turned=turned // 2, step=1, seed=index + 50)
             result, exact = typed_product(own, a, b, kinds, threads, apart=index % 2)
-            assert torch.equal(result, exact.to(result.dtype)), (sizes, count)
+            if kinds[:2] == (2, 2):  # multiplied in pairs where the processor can
+                alone = typed_product(own, a, b, kinds, 1)[0]
+                assert torch.equal(result, alone), (sizes, count)
+                near = {"rtol": torch.finfo(result.dtype).eps, "atol": 1e-4 * inner**0.5}
+                torch.testing.assert_close(result, exact.to(result.dtype), **near)
+            else:
+                assert torch.equal(result, exact.to(result.dtype)), (sizes, count)
 
 
 @pytest.mark.parametrize("kind", [1, 2])
@@ -197,7 +203,8 @@ def test_rows_of_16_bit_factors_have_the_bits_of_the_product(own, sizes, turned,
     rows, columns, inner = sizes
     a = typed(factor(1, rows, inner, turned=turned, step=2, seed=5), kind)
     b = typed(factor(1, inner, columns, turned=1 - turned, step=1, seed=6), kind)
-    whole, result = product(own, a.float(), b.float())[0], torch.full((rows, columns), math.nan)
+    whole = typed_product(own, a, b, (kind, kind, 0))[0][0]
+    result = torch.full((rows, columns), math.nan)
 
     def take(_context, address, first, count):
         block = (ctypes.c_float * (count * columns)).from_address(address)

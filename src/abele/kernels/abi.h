@@ -364,6 +364,9 @@ typedef struct AbeleAttention {
   int64_t samples, heads, queries, keys, depth, value_depth;
   int64_t causal;  // 0 or 1: a query sees the keys up to its own position
   double scale;    // of scores; positive
+  // ABELE_FLOAT32 or ABELE_BFLOAT16, of all tensors but the logarithms, which are float32. For the latter
+  // all depths and steps are even.
+  int64_t type;
 } AbeleAttention;
 
 // Of a tensor [samples, heads, positions, depth]; elements along the depth are neighbours.
@@ -375,15 +378,15 @@ typedef struct AbeleSteps {
 // [samples, heads, queries]. `steps` are those of q, k, v and y. Any number of threads gives the same
 // bits, here and in backward.
 ABELE_API int abele_attention(const AbeleAttention* attention, const AbeleSteps* steps,
-                              const float* q, const float* k, const float* v, float* y,
+                              const void* q, const void* k, const void* v, void* y,
                               float* logarithms, int threads);
 
 // Gradients of q, k and v from `grad`, that of y. `steps` are those of grad, q, k, v, y, grad_q, grad_k
 // and grad_v.
 ABELE_API int abele_attention_backward(const AbeleAttention* attention, const AbeleSteps* steps,
-                                       const float* grad, const float* q, const float* k,
-                                       const float* v, const float* y, const float* logarithms,
-                                       float* grad_q, float* grad_k, float* grad_v, int threads);
+                                       const void* grad, const void* q, const void* k,
+                                       const void* v, const void* y, const float* logarithms,
+                                       void* grad_q, void* grad_k, void* grad_v, int threads);
 
 // -- rows and columns: norms, softmax, losses, sums -------------------------------------------------
 

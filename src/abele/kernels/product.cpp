@@ -30,6 +30,37 @@ constexpr Index SHARED = 1 << 18, ROWS_AT_ONCE = BLOCK_ROWS / 2;
 // A b of so many elements is packed once, by all threads.
 constexpr Index PACKED_TOGETHER = 1 << 17;
 
+// With fewer FMAs for each element of a factor, pairing takes longer than it saves.
+constexpr Index LEAST_REUSE = 16;
+
+bool in_pairs(const AbeleProduct& p) { return p.a_type == PAIRS || p.a_type == UNPAIRED; }
+
+// Describes one factor of bfloat16 numbers as one of pairs: `along` is its step along the inner dimension,
+// `across` the other one. Returns whether that is possible.
+bool pair_factor(Index& type, Index& next, Index& along, Index& across) {
+  if (along == 1 && (across % PAIR != 0 || next % PAIR != 0)) return false;
+  if (along == 1)
+    type = PAIRS, across /= PAIR, next /= PAIR;
+  else
+    type = UNPAIRED, along *= PAIR;
+  return true;
+}
+
+// The same product of pairs, where the processor has an instruction for those of bfloat16.
+AbeleProduct with_pairs(const AbeleProduct& p) {
+#if defined(ABELE_DOTS)
+  const bool both = p.a_type == ABELE_BFLOAT16 && p.b_type == ABELE_BFLOAT16;
+  const bool large = std::min(p.rows, p.columns) >= LEAST_REUSE && p.inner >= LEAST_REUSE;
+  if (!both || !large || p.b_packed || p.inner % PAIR != 0 || !has_dots()) return p;
+  AbeleProduct pairs = p;
+  pairs.halves = 0, pairs.inner /= PAIR;
+  if (pair_factor(pairs.a_type, pairs.a_next, pairs.a_column, pairs.a_row) &&
+      pair_factor(pairs.b_type, pairs.b_next, pairs.b_row, pairs.b_column))
+    return pairs;
+#endif
+  return p;
+}
+
 // With more rows, packing b costs little; with a shorter inner dimension, writing c lane by lane
 // costs more.
 constexpr Index FEW_ROWS = 128, LEAST_INNER = 64;
@@ -71,6 +102,7 @@ struct Share {
   bool added;
   Index behind;  // rows that follow those of a in memory
   bool one_row;  // c has no other, in any thread
+  bool pairs;    // elements of factors are pairs of bfloat16 numbers
   const Finish* finish = nullptr;  // of complete sums, or null
   const float* first = nullptr;    // of all of c
 
@@ -129,7 +161,10 @@ void multiply_tile(const Share& share, Part rows, Index column, const Block& blo
     if (next < HALVES && share.packed != nullptr)
       ahead = {b + PRODUCT_COLUMNS * along.size + next * along.size * LINE, LINE};
     const bool last = share.finish != nullptr && along.begin + along.size == share.inner;
-    if (share.one_row)
+    if (share.pairs)
+      small_block(rows.size, width, along.size, a, {b, PRODUCT_COLUMNS, 1}, c, share.c_row, add,
+                  pair_tiles());
+    else if (share.one_row)
       one_row_tile(width, along.size, a, b, c, add, ahead);
     else if (width == PRODUCT_COLUMNS && last)
       return last_tile_of(share, rows.size, share.first_column + column, along.size, a, b, c, add,
@@ -280,6 +315,7 @@ void multiply_few_rows(const Share& share, float* work) {
 
 // Whether a product is computed so; at most one lane in eight may be without a row.
 bool has_few_rows(const AbeleProduct& p) {
+  if (in_pairs(p)) return false;
   const Index lanes = ceil_div(p.rows, LANES) * LANES;
   return p.rows <= FEW_ROWS && 8 * p.rows >= 7 * lanes && p.inner >= LEAST_INNER &&
          p.a_column == 1 && p.b_row == 1 && !p.b_packed;
@@ -287,7 +323,7 @@ bool has_few_rows(const AbeleProduct& p) {
 
 bool has_small_factors(const AbeleProduct& p) {
   const bool in_rows = p.b_column == 1 || p.rows >= LEAST_TURNED;
-  return is_small(p.rows, p.columns, p.inner) && in_rows && !p.b_packed;
+  return is_small(p.rows, p.columns, p.inner) && in_rows && !p.b_packed && !in_pairs(p);
 }
 
 // Small factors; a turned b is turned back.
@@ -342,6 +378,7 @@ struct Way {
 Way way_of(const AbeleProduct& p) {
   const Index rounded = p.c_type != ABELE_FLOAT32 ? BLOCK_ROWS * BLOCK_COLUMNS : 0;
   const bool narrow_a = p.a_type != ABELE_FLOAT32, narrow_b = p.b_type != ABELE_FLOAT32;
+  if (in_pairs(p)) return {false, false, rounded + WORK};
   if (has_small_factors(p)) {
     const Index a = narrow_a ? p.rows * p.inner : 0, b = p.inner * p.columns;
     return {true, false, rounded + a + (narrow_b ? b : 0) + (p.b_column == 1 ? 0 : b)};
@@ -368,7 +405,8 @@ Share whole(const AbeleProduct& p, const void* a, const void* b, void* c) {
           p.c_type,
           p.added != 0,
           0,
-          p.rows == 1};
+          p.rows == 1,
+          in_pairs(p)};
 }
 
 // One half of the inner dimension.
@@ -522,8 +560,9 @@ bool takes_rows(const AbeleProduct& p, Index across) {
 
 }  // namespace
 
-void product(const AbeleProduct& p, const void* a, const void* b, void* c, int threads,
+void product(const AbeleProduct& given, const void* a, const void* b, void* c, int threads,
              Scratch& memory) {
+  const AbeleProduct p = with_pairs(given);
   if (long_sums::has_long_sums(p))
     return multiply_long_sums(p, static_cast<const float*>(a), static_cast<const float*>(b),
                               static_cast<float*>(c), threads, memory);
@@ -603,7 +642,7 @@ int abele_product_clamped(const AbeleProduct* product, const float* a, const flo
 int abele_product_by_rows(const AbeleProduct* product, const void* a, const void* b,
                           AbeleRows then, void* context, int threads) {
   return guarded([&](Scratch& memory) {
-    AbeleProduct p = *product;
+    AbeleProduct p = with_pairs(*product);
     p.added = 0;
     const Index most = std::max(KEPT / std::max<Index>(p.columns, 1) / Blocks::MOST, PRODUCT_ROWS);
     const Index blocks = row_blocks(p, most, threads);

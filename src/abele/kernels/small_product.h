@@ -56,15 +56,16 @@ template <bool in_rows, int vectors, int... rows>
 constexpr std::array<SmallTile, sizeof...(rows)> small_tiles(std::integer_sequence<int, rows...>) {
   return {&small_tile<in_rows, rows + 1, vectors>...};
 }
-// By whether elements of a's rows are neighbours, and vectors.
-constexpr std::array<SmallTile, SMALL_ROWS> SMALL_TILES[][SMALL_VECTORS] = {
+// By vectors; two of them by whether elements of a's rows are neighbours.
+using SmallTiles = std::array<std::array<SmallTile, SMALL_ROWS>, SMALL_VECTORS>;
+constexpr SmallTiles SMALL_TILES[] = {
     {small_tiles<false, 1>(ALL_ROWS), small_tiles<false, 2>(ALL_ROWS)},
     {small_tiles<true, 1>(ALL_ROWS), small_tiles<true, 2>(ALL_ROWS)}};
 
 // A tile of c; b has whole vectors.
 inline void small_block(Index rows, Index columns, Index inner, Matrix a, Matrix b, float* c,
-                        Index c_row, bool add) {
-  const auto& tiles = SMALL_TILES[a.column == 1];
+                        Index c_row, bool add, const SmallTiles* all = SMALL_TILES) {
+  const SmallTiles& tiles = all[a.column == 1];
   const Index step = long_step(a);
   if (columns % LANES == 0)
     return tiles[columns / LANES - 1][rows - 1](inner, a.data, step, b.data, b.row, c, c_row, add);

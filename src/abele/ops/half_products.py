@@ -6,6 +6,7 @@ convolution weights are as slow. The same bits follow on all processors.
 
 Those of bfloat16 are oneDNN's, through torch, where the processor has instructions for them
 (AVX512-BF16, AMX): they take half of the time of our float32 kernels, and their sums are float32.
+Attention in bfloat16 is our kernel's, which has the same instructions.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ OPERATORS = frozenset(
 _OF_BFLOAT16 = OPERATORS - {aten.mv.default, aten.addmv.default, aten.dot.default}
 _LEAST_FMAS = 2**21
 
+_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
+_ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+# Scores of a block of queries stay in the second-level cache.
+_MOST_KEYS = 1024
+
 
 @functools.cache
 def has_bfloat16_products() -> bool:
@@ -42,6 +48,33 @@ def has_bfloat16_products() -> bool:
     own = torch.cpu.get_capabilities()
     instructions = own.get("avx512_bf16") or own.get("amx_bf16")
     return bool(instructions) and torch.backends.mkldnn.is_available()
+
+
+def runs_in_bfloat16(node: torch.fx.Node) -> bool:
+    """Return whether a node of a captured program is a product or an attention in bfloat16."""
+    if node.target in (_ATTENTION, _ATTENTION_BACKWARD):
+        return has_bfloat16_products() and is_plain_attention(node, torch.bfloat16)
+    return is_bfloat16_product(node)
+
+
+def is_plain_attention(node: torch.fx.Node, dtype: torch.dtype) -> bool:
+    """Return whether the library kernel computes an attention of a type: no mask, no dropout.
+
+    In bfloat16 it multiplies pairs of numbers, so that depths of heads have to be even.
+    """
+    count = 5 if node.target is _ATTENTION_BACKWARD else 3
+    heads: Any = node.args[:count]
+    given = node.args[count + (count == 5) :]
+    values = [each.meta["val"] for each in heads]
+    if any(v.dtype is not dtype or v.device.type != "cpu" or not v.numel() for v in values):
+        return False
+    scale: Any = node.kwargs.get("scale")
+    positive = scale is None or 0 < scale < math.inf  # so the largest score stays the largest
+    plain = not any(given[:1]) and node.kwargs.get("attn_mask") is None
+    same = len({each.shape[:2] for each in values}) == 1
+    even = dtype is torch.float32 or all(each.shape[3] % 2 == 0 for each in values)
+    few = all(each.shape[2] <= _MOST_KEYS for each in values)
+    return same and plain and positive and even and few
 
 
 def is_bfloat16_product(node: torch.fx.Node) -> bool:

@@ -38,9 +38,13 @@ from abele.ops.recurrent_cells import CELLS
 _PACKED_COLUMNS = 64
 # By ABELE_FLOAT32 and so on.
 _TYPES = (torch.float32, torch.float16, torch.bfloat16)
+_BFLOAT16 = 2
 # Beside rows, columns and inner dimensions of each remainder: several blocks of each, few rows of a
 # long inner dimension, sums of 192 and of 1,024.
 _LARGE = ((300, 33, 20), (17, 600, 385), (13, 31, 193), (30, 9, 257), (7, 5, 1035), (1, 3, 1024))
+
+# Of bfloat16 numbers that are multiplied in pairs.
+_OF_PAIRS = ((16, 16, 16), (33, 47, 30), (150, 70, 402), (20, 530, 1030))
 
 
 def _sizes() -> Iterator[tuple[int, int, int]]:
@@ -96,12 +100,20 @@ def _products(library: ctypes.CDLL) -> Iterator[Case]:
     yield from _of_16_bits(library)
 
 
+def _sizes_of_16_bits() -> Iterator[tuple[tuple[int, int, int], tuple[int, int, int], int]]:
+    """Yield sizes, types of factors and result, and which operands are transposed."""
+    for index, sizes in enumerate(_sizes()):
+        yield sizes, (1 + index % 2, 1 + index // 2 % 2, index % 3), index % 4
+    for turned in range(4):
+        for sizes in _OF_PAIRS:
+            yield sizes, (_BFLOAT16, _BFLOAT16, 2 * (turned % 2)), turned
+
+
 def _of_16_bits(library: ctypes.CDLL) -> Iterator[Case]:
     """Test GEMMs of 16-bit factors: with float32 results, and with 16-bit ones."""
-    for index, sizes in enumerate(_sizes()):
+    for index, (sizes, kinds, turned) in enumerate(_sizes_of_16_bits()):
         rows, columns, _ = sizes
-        kinds = 1 + index % 2, 1 + index // 2 % 2, index % 3
-        a, b = _factors(*sizes, index % 4)
+        a, b = _factors(*sizes, turned)
         a, b = (
             each.to(_TYPES[kind], memory_format=torch.preserve_format)
             for each, kind in zip((a, b), kinds[:2], strict=True)
@@ -293,13 +305,15 @@ def _heads() -> Iterator[tuple[int, int, int, int, bool]]:
 
 
 class _Heads:
-    """Random operands of an attention and its exact result."""
+    """Random operands of an attention and its exact result; in bfloat16, depths are made even."""
 
-    def __init__(self, sizes: tuple[int, int, int, int, bool]):
+    def __init__(self, sizes: tuple[int, int, int, int, bool], kind: int):
         queries, keys, depth, value_depth, causal = sizes
+        if kind:
+            depth, value_depth = depth + depth % 2, value_depth + value_depth % 2
         scale = 1 / math.sqrt(depth)
         self.described = Attention(
-            _SAMPLES, _HEADS, queries, keys, depth, value_depth, int(causal), scale
+            _SAMPLES, _HEADS, queries, keys, depth, value_depth, int(causal), scale, kind
         )
         self.named = {
             **{"queries": queries, "keys": keys, "depth": depth},
@@ -307,7 +321,8 @@ class _Heads:
         }
         shapes = (queries, depth), (keys, depth), (keys, value_depth), (queries, value_depth)
         self.q, self.k, self.v, self.grad = (
-            numbers(_SAMPLES, _HEADS, *each, seed=seed) for seed, each in enumerate(shapes)
+            numbers(_SAMPLES, _HEADS, *each, seed=seed).to(_TYPES[kind])
+            for seed, each in enumerate(shapes)
         )
         self.leaves = double(self.q, self.k, self.v)
         q, k, v = self.leaves
@@ -318,26 +333,45 @@ class _Heads:
         self.y, self.logarithms = scores.softmax(-1) @ v, scores.logsumexp(-1)
 
 
+def _kinds_of_heads() -> Iterator[_Heads]:
+    """Yield attentions of all sizes in float32, and of some in bfloat16."""
+    for index, sizes in enumerate(_heads()):
+        yield _Heads(sizes, 0)
+        if index % 4 == 3 or index > 32:
+            yield _Heads(sizes, _BFLOAT16)
+
+
+def _nearly(result: Tensor, exact: Tensor) -> Tensor:
+    """Return exact numbers where a tensor in bfloat16 has no more than a few roundings' error."""
+    if result.dtype is torch.float32:
+        return result
+    near = (result - exact).abs() <= torch.finfo(result.dtype).eps * exact.abs().max()
+    return torch.where(near, exact.float(), result.float())
+
+
 def _strides(*tensors: Tensor) -> ctypes.Array[Any]:
     return (Steps * len(tensors))(*(each.stride()[:3] for each in tensors))
 
 
 def _attention(library: ctypes.CDLL) -> Iterator[Case]:
-    for index, sizes in enumerate(_heads()):
-        heads = _Heads(sizes)
+    for index, heads in enumerate(_kinds_of_heads()):
         q, k, v = heads.q, heads.k, heads.v
-        y, logarithms = results = unwritten(heads.y.shape, heads.logarithms.shape)
+        y, logarithms = unwritten(heads.y.shape, heads.logarithms.shape)
+        y = y if q.dtype is torch.float32 else y.to(q.dtype)
         given = heads.described, _strides(q, k, v, y), q, k, v, y, logarithms
         call(library.abele_attention, *given, threads_of(index))
-        yield Case(heads.named, results, [heads.y.detach(), heads.logarithms.detach()])
+        exact = heads.y.detach()
+        results = [_nearly(y, exact), logarithms]
+        yield Case(heads.named, results, [exact, heads.logarithms.detach()])
 
 
 def _attention_backward(library: ctypes.CDLL) -> Iterator[Case]:
-    for index, sizes in enumerate(_heads()):
-        heads = _Heads(sizes)
+    for index, heads in enumerate(_kinds_of_heads()):
+        kind = heads.q.dtype
         exact = gradients(heads.y, heads.leaves, heads.grad.double())
         results = unwritten(*(each.shape for each in exact))
-        y, logarithms = heads.y.detach().float(), heads.logarithms.detach().float()
+        results = results if kind is torch.float32 else [each.to(kind) for each in results]
+        y, logarithms = heads.y.detach().to(kind), heads.logarithms.detach().float()
         given = heads.grad, heads.q, heads.k, heads.v, y
         function, threads = library.abele_attention_backward, threads_of(index)
         call(
@@ -349,7 +383,7 @@ def _attention_backward(library: ctypes.CDLL) -> Iterator[Case]:
             *results,
             threads,
         )
-        yield Case(heads.named, results, exact)
+        yield Case(heads.named, list(map(_nearly, results, exact)), exact)
 
 
 # -- updates --------------------------------------------------------------------------------------

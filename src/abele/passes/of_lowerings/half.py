@@ -1,8 +1,9 @@
 """Programs in float16 or bfloat16 that are computed in float32 and stored in 16 bits.
 
 Processors without half arithmetic multiply half matrices and convolve half images 5 to 60 times as
-slowly as float32 ones, and those with it have no fast gradients of convolution weights. Large GEMMs
-and convolutions in bfloat16 stay as they are on processors that have instructions for them.
+slowly as float32 ones, and those with it have no fast gradients of convolution weights. Large
+GEMMs, convolutions and attention in bfloat16 stay as they are on processors with instructions for
+them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from abele._torch import FakeTensor, OpOverload, laid_out
 from abele._torch.copies import new_call
 from abele.containers import is_sequence
 from abele.ops import norm_activation
-from abele.ops.half_products import is_bfloat16_product
+from abele.ops.half_products import runs_in_bfloat16
 from abele.passes._edit import editable, finished
 from abele.program import Program, has_effect, is_getitem, is_view, node_argument, writes
 from abele.program.core import node_phase
@@ -39,6 +40,8 @@ _TOLD: Mapping[Any, int] = {
     aten._softmax_backward_data.default: 3,
     aten._log_softmax_backward_data.default: 3,
 }
+# Operators that move elements, of which 16-bit copies are half as large.
+_MOVES = (aten.stack.default, aten.cat.default, aten.clone.default)
 _Readers = Mapping[Any, tuple[int, ...]]
 # Arguments that generated code reads in 16 bits without a float32 copy, by operator.
 _READ_IN_16_BITS: _Readers = {
@@ -60,7 +63,7 @@ _EXACT = frozenset(
 
 
 def computed_in_float32(program: Program) -> Program:
-    """Compute the 16-bit operators of forward and backward in float32, except oneDNN's products.
+    """Compute the 16-bit operators of forward and backward in float32, except fast products.
 
     Explicit casts, random numbers, writes, updates and results of the program see values that are
     rounded to 16 bits; in between, values are not rounded.
@@ -70,7 +73,7 @@ def computed_in_float32(program: Program) -> Program:
     graph = editable(program)
     order = {node: index for index, node in enumerate(graph.graph.nodes)}
     narrow, small = _Nodes(), _Nodes()
-    products = set(filter(is_bfloat16_product, order))  # asked before their operands are widened
+    products = set(filter(runs_in_bfloat16, order))  # asked before their operands are widened
     for node in order:
         if writes(node):
             small.clear()
@@ -84,7 +87,7 @@ def computed_in_float32(program: Program) -> Program:
 
 
 def arithmetic(program: Program) -> str:
-    """Describe what a 16-bit program computes in which type, for reports; empty for others.
+    """Describe what runs in another type than its tensors', for reports; empty if nothing does.
 
     Args:
         program: before any lowering pass.
@@ -92,10 +95,11 @@ def arithmetic(program: Program) -> str:
     nodes = program.graph.graph.nodes
     if not any(map(_is_half, nodes)):
         return ""
-    products = sum(map(is_bfloat16_product, nodes))
+    products = sum(map(runs_in_bfloat16, nodes))
     if not products:
         return "; what has 16 bits is computed in float32"
-    return f"; {products} GEMMs and convolutions run in bfloat16, other 16-bit operators in float32"
+    kinds = "GEMMs, convolutions and attentions"
+    return f"; {products} {kinds} run in bfloat16, other 16-bit operators in float32"
 
 
 def stored_in_16_bits(program: Program) -> Program:
@@ -212,6 +216,8 @@ def _is_widened(node: _Node, narrow: _Nodes) -> bool:
     if is_getitem(node) or is_view(node):
         return node.args[0] in narrow
     target = node.target
+    if target in _MOVES and not any(each in narrow for each in node.all_input_nodes):
+        return False
     if not isinstance(target, OpOverload) or target.namespace not in ("aten", "abele"):
         return False  # the body of a loop, or an operator of a user's, expects its types
     if node_phase(node) == "update" or target.overloadpacket in _EXACT:

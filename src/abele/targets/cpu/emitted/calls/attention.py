@@ -8,15 +8,13 @@ from typing import Any
 
 import torch
 
-from abele.targets.cpu.emitted.calls.products import threads_for
+from abele.ops.half_products import is_plain_attention, runs_in_bfloat16
+from abele.targets.cpu.emitted.calls.products import TYPES, threads_for
 from abele.targets.translation.movement import arguments, options
 from abele.targets.translation.operations import Call
 from abele.targets.translation.places import Place
 
 aten = torch.ops.aten
-
-# Scores of a block of queries stay in the second-level cache.
-_MOST_KEYS = 1024
 
 
 def attention(translator: Any, node: torch.fx.Node) -> Any:
@@ -25,8 +23,9 @@ def attention(translator: Any, node: torch.fx.Node) -> Any:
         return None
     q, k, v, *given = arguments(node)
     inputs = _inputs(translator, (q, k, v))
-    result, logarithms = node.meta["val"]
-    results = [_heads(translator, node, 0), translator.new(tuple(logarithms.shape), result.dtype)]
+    logarithms = node.meta["val"][1]
+    saved = translator.new(tuple(logarithms.shape), logarithms.dtype)
+    results = [_heads(translator, node, 0), saved]
     described, threads = _described(node, inputs, given)
     steps = _steps([*inputs, results[0]])
     text = f"status |= abele::attention({described}, {steps}, {_places(5)}, {threads})"
@@ -50,32 +49,26 @@ def attention_backward(translator: Any, node: torch.fx.Node) -> Any:
 
 
 def is_ours(node: torch.fx.Node) -> bool:
-    """Return whether the library kernel computes an attention: float32, no mask, no dropout."""
-    backward = node.target is aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-    heads, given = arguments(node)[: 5 if backward else 3], arguments(node)[6 if backward else 3 :]
-    values = [each.meta["val"] for each in heads]
-    if any(each.dtype is not torch.float32 or not each.numel() for each in values):
-        return False
-    scale = options(node).get("scale")
-    positive = scale is None or 0 < scale < math.inf  # so the largest score stays the largest
-    plain = not any(given[:1]) and options(node).get("attn_mask") is None
-    same = len({each.shape[:2] for each in values}) == 1
-    return same and plain and positive and all(each.shape[2] <= _MOST_KEYS for each in values)
+    """Return whether the library kernel computes an attention: no mask, no dropout."""
+    return runs_in_bfloat16(node) or is_plain_attention(node, torch.float32)
 
 
 def _inputs(translator: Any, nodes: tuple[torch.fx.Node, ...]) -> list[Place]:
-    """Return query, key and value tensors, copied unless contiguous along the head dimension."""
+    """Return query, key and value tensors, copied unless the kernel reads their layout."""
     places = [translator.places[each] for each in nodes]
-    return [
-        each if each.stride[3] == 1 or each.shape[3] == 1 else translator.contiguous(each)
-        for each in places
-    ]
+    return [each if _is_readable(each) else translator.contiguous(each) for each in places]
+
+
+def _is_readable(heads: Place) -> bool:
+    """Return whether heads are contiguous along their depth, with even strides in 16 bits."""
+    even = heads.dtype is torch.float32 or not any(each % 2 for each in heads.stride[:3])
+    return even and (heads.stride[3] == 1 or heads.shape[3] == 1)
 
 
 def _heads(translator: Any, node: torch.fx.Node, index: int) -> Place:
-    """Allocate an attention result, in torch's layout if its head dimension is contiguous there."""
+    """Allocate an attention result, in torch's layout if the kernel writes that."""
     result = translator.new_like(node, index)
-    return result if result.stride[3] == 1 else translator.new(result.shape, result.dtype)
+    return result if _is_readable(result) else translator.new(result.shape, result.dtype)
 
 
 def _described(node: torch.fx.Node, inputs: list[Place], given: list[Any]) -> tuple[str, str]:
@@ -87,7 +80,8 @@ def _described(node: torch.fx.Node, inputs: list[Place], given: list[Any]) -> tu
     causal = int(len(given) > 1 and bool(given[1]))
     sizes = f"{samples}, {heads}, {queries}, {keys}, {depth}, {value_depth}"
     adds = samples * heads * queries * keys * (depth + value_depth)
-    return f"AbeleAttention{{{{{sizes}, {causal}, {scale!r}}}}}", threads_for(adds)
+    kind = f", {TYPES[q.dtype]}" * (q.dtype is not torch.float32)
+    return f"AbeleAttention{{{{{sizes}, {causal}, {scale!r}{kind}}}}}", threads_for(adds)
 
 
 def _steps(places: Sequence[Place]) -> str:

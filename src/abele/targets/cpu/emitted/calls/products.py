@@ -36,8 +36,8 @@ _ROWS_TO_INNER, _NEAR_FACTOR = 4, 1 << 18
 # the library would need a float32 copy.
 _LEAST_NARROW = 1 << 12
 _INFINITY = "std::numeric_limits<double>::infinity()"
-# Numbers of types in abi.h.
-_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+#: Numbers of types in abi.h.
+TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 # Steps of a matrix, from row to row and from column to column, as text.
 Steps = str
@@ -68,7 +68,7 @@ class Product(RoundingCall):
         rows, columns, _ = self.sizes
         result = 0 if self.summed else rows * columns, self.writes[0].stride[-2]
         flags = int(self.packed), 0, int(self.halves)
-        types = [_TYPES[place.dtype] for place in (*self.reads, *self.writes)]
+        types = [TYPES[place.dtype] for place in (*self.reads, *self.writes)]
         numbers = (self.count, *self.sizes, *self.steps, *result, *flags, *types * any(types))
         return f"AbeleProduct{{{{{', '.join(map(str, numbers))}}}}}"
 

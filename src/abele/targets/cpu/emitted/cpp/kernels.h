@@ -27,15 +27,15 @@ inline int multiply_by_rows(const AbeleProduct& product, const void* a, const vo
 
 // Heads lie as `steps` say, one for each tensor that follows but the logarithms.
 template <int tensors>
-inline int attention(const AbeleAttention& all, const AbeleSteps (&steps)[tensors], const float* q,
-                     const float* k, const float* v, float* y, float* logarithms, int threads) {
+inline int attention(const AbeleAttention& all, const AbeleSteps (&steps)[tensors], const void* q,
+                     const void* k, const void* v, void* y, float* logarithms, int threads) {
   return abele_attention(&all, steps, q, k, v, y, logarithms, threads);
 }
 template <int tensors>
 inline int attention_backward(const AbeleAttention& all, const AbeleSteps (&steps)[tensors],
-                              const float* grad, const float* q, const float* k, const float* v,
-                              const float* y, const float* logarithms, float* grad_q,
-                              float* grad_k, float* grad_v, int threads) {
+                              const void* grad, const void* q, const void* k, const void* v,
+                              const void* y, const float* logarithms, void* grad_q, void* grad_k,
+                              void* grad_v, int threads) {
   return abele_attention_backward(&all, steps, grad, q, k, v, y, logarithms, grad_q, grad_k,
                                   grad_v, threads);
 }
