@@ -43,9 +43,10 @@ from abele.compilation.executable import (
 from abele.compilation.start import Start
 from abele.compilation.tiers import Gather, Wanted
 from abele.errors import CompilerError, LoweringError, TargetError
+from abele.passes.rounded_products import rounded_products
 from abele.passes.trap_exceptions import trap_exceptions
 from abele.program import Program
-from abele.step.config import StepConfig
+from abele.step.config import MatmulPrecision, StepConfig
 from abele.targets import ENVIRONMENT, Target, get_target, requested
 from abele.targets.candidates import ENVIRONMENT as LOWERING
 from abele.targets.candidates import RULES, candidates, considered
@@ -306,7 +307,10 @@ def _compiled_once(lowered: Lowered, record: BuildRecord, progress: Progress) ->
 def _common(program: Program, config: StepConfig) -> Program:
     """Return the program after the passes that are common to all lowerings."""
     # Traps come before lowering: the user's operations are watched, not what replaces them.
-    return passes.run(program, (trap_exceptions,) if config.trap_exceptions else ())
+    extra: list[passes.Pass] = [trap_exceptions] if config.trap_exceptions else []
+    if config.matmul_precision is MatmulPrecision.MEDIUM:
+        extra.append(rounded_products)
+    return passes.run(program, extra)
 
 
 class _Choice(NamedTuple):

@@ -27,7 +27,7 @@ from abele.program import Program, Role, returned_nodes
 from abele.runtime.busy_cores import cores
 from abele.runtime.device_state import DeviceState
 from abele.runtime.proving import Change, pending_change
-from abele.step.config import StepConfig
+from abele.step.config import MatmulPrecision, StepConfig
 from abele.targets.base import Run
 from abele.warn import warn_user
 
@@ -97,7 +97,7 @@ class Graph:
             settings = self._settings
             executable, self.record = build(
                 [parts.program],
-                _CONFIG,
+                dataclasses.replace(_CONFIG, matmul_precision=MatmulPrecision.of_torch()),
                 device=_HOST,
                 cache=settings.cache,
                 start=settings.start,

@@ -22,7 +22,7 @@ from abele.functions.host import Host
 from abele.functions.varying import Followed, Unread
 from abele.program import Role
 from abele.runtime.session import Session
-from abele.step.config import StepConfig
+from abele.step.config import MatmulPrecision, StepConfig
 
 _data_ptr = torch.Tensor.data_ptr
 _requires_grad = operator.attrgetter("requires_grad")
@@ -39,6 +39,7 @@ def modes() -> tuple[Any, ...]:
         torch.get_autocast_dtype("cpu") if on else None,
         torch.is_autocast_cache_enabled(),
         torch.are_deterministic_algorithms_enabled(),
+        MatmulPrecision.of_torch(),
     )
 
 
@@ -92,7 +93,9 @@ class CompiledCall:
         self, cache: ExecutableSource | None, start: Start, announce: Announce
     ) -> tuple[Session, BuildRecord]:
         captured = self.captured
-        config = StepConfig(training=captured.program.name == "step")
+        config = StepConfig(
+            training=captured.program.name == "step", matmul_precision=MatmulPrecision.of_torch()
+        )
         used = [*self._tensors, *(item.value for item in self._arguments.named)]
         devices = {tensor.device for tensor in used} or {torch.device("cpu")}
         if len(devices) > 1:

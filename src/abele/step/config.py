@@ -12,6 +12,8 @@ import enum
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from abele.step.replica_groups import Grouping, GroupType
 
 
@@ -39,6 +41,19 @@ class MeanStrategy(enum.StrEnum):
     POST_AND_LOSS = "post_and_loss"
 
 
+class MatmulPrecision(enum.StrEnum):
+    """The precision of factors in float32 GEMMs: float32, or bfloat16 where that is faster."""
+
+    HIGHEST = "highest"
+    MEDIUM = "medium"
+
+    @classmethod
+    def of_torch(cls) -> MatmulPrecision:
+        """Return what ``torch.set_float32_matmul_precision`` asks for on the host."""
+        mkldnn: Any = torch.backends.mkldnn
+        return cls.MEDIUM if mkldnn.matmul.fp32_precision == "bf16" else cls.HIGHEST
+
+
 _COMPILE = {"when": "compile"}
 _RUN = {"when": "run"}
 
@@ -60,6 +75,7 @@ class StepConfig:
         input_group_size: replicas that receive the same inputs; divides ``replicas``.
         input_group_type: assignment of replicas to these groups.
         replica_groups: parameters that have one value per group of replicas, by name.
+        matmul_precision: type of factors in float32 GEMMs; sums are float32.
         broadcast_buffers: replicas may not write to their buffers; the front-end checks it.
         device_iterations: updates (training) or batches (inference) in one call.
         output_mode: which micro-batches' outputs are returned.
@@ -75,6 +91,9 @@ class StepConfig:
     mean_strategy: MeanStrategy = dataclasses.field(default=MeanStrategy.POST, metadata=_COMPILE)
     stochastic_rounding: bool = dataclasses.field(default=False, metadata=_COMPILE)
     trap_exceptions: bool = dataclasses.field(default=False, metadata=_COMPILE)
+    matmul_precision: MatmulPrecision = dataclasses.field(
+        default=MatmulPrecision.HIGHEST, metadata=_COMPILE
+    )
     broadcast_buffers: bool = dataclasses.field(default=True, metadata=_RUN)
     input_group_size: int = dataclasses.field(default=1, metadata=_RUN)
     input_group_type: GroupType = dataclasses.field(default=GroupType.CONSECUTIVE, metadata=_RUN)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from abele.runtime.session import Anchor
-from abele.step.config import MeanStrategy, Reduction, StepConfig
+from abele.step.config import MatmulPrecision, MeanStrategy, Reduction, StepConfig
 from abele.step.config import OutputMode as EngineOutputMode
 from abele.step.loss_scaling import AutomaticScaling
 from abele.step.replica_groups import GroupType
@@ -30,6 +30,11 @@ _GROUP_TYPES = {
     CommGroupType.Consecutive: GroupType.CONSECUTIVE,
     CommGroupType.Orthogonal: GroupType.ORTHOGONAL,
 }
+_PRECISIONS = {
+    "highest": MatmulPrecision.HIGHEST,
+    "high": MatmulPrecision.HIGHEST,
+    "medium": MatmulPrecision.MEDIUM,
+}
 _SCALING = {
     "bin_edge": "binEdgeLocation",
     "threshold": "thresholdUpperCountProportion",
@@ -54,6 +59,7 @@ def to_config(options: Options, *, training: bool) -> StepConfig:
         mean_strategy=_STRATEGIES[MeanReductionStrategy(strategy)],
         stochastic_rounding=training and bool(compiler.get("enableStochasticRounding")),
         trap_exceptions=bool(compiler.get("enableFloatingPointChecks")),
+        matmul_precision=_PRECISIONS[options.Precision._matmul_precision],
         broadcast_buffers=options.broadcast_buffers,
         input_group_size=options.input_group_size,
         input_group_type=_GROUP_TYPES[CommGroupType(options.input_cgt)],

@@ -254,6 +254,9 @@ _NESTED = (
         home="_Popart", neutral=_OFF),
     Row("partialsTypeMatMuls", "Precision", "setPartialsType", str, ABSENT, None, "compile", _NOP,
         "sums are kept in float32 or better", home="_Popart"),
+    Row("_matmul_precision", "Precision", "matmulPrecision", str, "highest",
+        ("highest", "high", "medium"), "compile", _HON, "medium: factors of large float32 matrix "
+        "products are rounded to bfloat16 where the processor is faster at it; ours"),
     Row("halfFloatCasting", "Precision", "halfFloatCasting", "method", ABSENT, None, "compile",
         _NOP, "deprecated in the original too; torch's type promotion applies"),
     Row("runningStatisticsAlwaysFloat", "Precision", "runningStatisticsAlwaysFloat", "method",

@@ -245,6 +245,28 @@ class _PrecisionOptions(OptionsDict):
         self._popart.set("enableStochasticRounding", enabled)
         return self
 
+    def matmulPrecision(self, precision: str) -> Self:
+        """Set the precision of float32 matrix products, as ``set_float32_matmul_precision`` does.
+
+        An addition of this project. With ``medium``, the factors of large float32 GEMMs are rounded
+        to bfloat16 on processors with AVX512-BF16 or AMX; sums and results are float32.
+        Convolutions, attention and small GEMMs stay float32.
+
+        Args:
+            precision: ``highest``, the default; ``high``, which is computed as ``highest``; or
+                ``medium``.
+
+        Raises:
+            AssertionError: Another precision.
+        """
+        known = ("highest", "high", "medium")
+        require(
+            precision in known,
+            f"matmulPrecision takes one of {', '.join(known)}, not {precision!r}",
+        )
+        self._matmul_precision = precision
+        return self
+
     def setPartialsType(self, dtype: torch.dtype) -> Self:
         """Set the dtype of partial sums in matrix multiplications and convolutions.
 

@@ -20,7 +20,7 @@ from abele.compilation import keys
 from abele.compilation.portable_executable import captured_in, pack, restore
 from abele.compilation.serialization import from_text, to_text
 from abele.kernels import packaged, sources
-from abele.step.config import MeanStrategy, OutputMode, Reduction
+from abele.step.config import MatmulPrecision, MeanStrategy, OutputMode, Reduction
 from abele.step.replica_groups import GroupType
 from abele.storage.container import Container, write
 from abele.targets import candidates
@@ -232,6 +232,7 @@ OPTIONS: dict[str, Any] = {
     "mean_strategy": MeanStrategy.RUNNING,
     "stochastic_rounding": True,
     "trap_exceptions": True,
+    "matmul_precision": MatmulPrecision.MEDIUM,
     "broadcast_buffers": False,
     "input_group_size": 2,
     "input_group_type": GroupType.ORTHOGONAL,

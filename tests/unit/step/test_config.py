@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from abele.step.config import MeanStrategy, OutputMode, Reduction, StepConfig
+from abele.step.config import MatmulPrecision, MeanStrategy, OutputMode, Reduction, StepConfig
 from abele.step.replica_groups import Grouping, GroupType
 
 CHANGED = {
@@ -17,6 +17,7 @@ CHANGED = {
     "mean_strategy": MeanStrategy.RUNNING,
     "stochastic_rounding": True,
     "trap_exceptions": True,
+    "matmul_precision": MatmulPrecision.MEDIUM,
     "broadcast_buffers": False,
     "device_iterations": 2,
     "output_mode": OutputMode.ALL,

@@ -20,6 +20,7 @@ from abele.containers import is_sequence
 from abele.ops import norm_activation
 from abele.ops.half_products import runs_in_bfloat16
 from abele.passes._edit import editable, finished
+from abele.passes.rounded_products import has_rounded_factors
 from abele.program import Program, has_effect, is_getitem, is_view, node_argument, writes
 from abele.program.core import node_phase
 from abele.program.cut import draws
@@ -95,6 +96,9 @@ def arithmetic(program: Program) -> str:
     nodes = program.graph.graph.nodes
     if not any(map(_is_half, nodes)):
         return ""
+    rounded = sum(map(has_rounded_factors, nodes))
+    if rounded:
+        return f"; {rounded} float32 products in bfloat16"
     products = sum(map(runs_in_bfloat16, nodes))
     if not products:
         return "; what has 16 bits is computed in float32"
