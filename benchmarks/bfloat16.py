@@ -4,11 +4,13 @@
     python benchmarks/bfloat16.py --only gpt-384,vit --record
     python benchmarks/bfloat16.py --errors
     python benchmarks/bfloat16.py --products
+    python benchmarks/bfloat16.py --medium
 
 Training with Adam, and inference, of ``model.bfloat16()``. With ``--errors``: how far weights are
 from those of float64 after six steps of Adam, as a part of what training changed, also with
 ``torch.autocast``. With ``--products``: GFMA/s of oneDNN's bfloat16 GEMMs, and of abele's kernel,
-which reads bfloat16 and computes in float32. Where cores are shared with others,
+which reads bfloat16, too. With ``--medium``: float32 networks by plain PyTorch, by abele, and by
+abele with ``matmulPrecision("medium")``: rates, and errors as above. Where cores are shared,
 ``--processor-time`` counts seconds of the processor instead of the clock's, which is right for one
 thread.
 """
@@ -54,6 +56,7 @@ SIZES = (
     *((64, 1024, 1024), (16, 1024, 1024), (1, 1536, 384), (64, 256, 256), (64, 128, 256)),
     *((64, 64, 256), (64, 64, 64)),
 )
+_FLOAT32 = ("gpt-384", "vit", "gpt", "mlp", "encoder")
 _ERRORS_OF, _STEPS = ("gpt", "mlp", "unet"), 6
 _LR, _EPS = 1e-3, 1e-5
 
@@ -106,10 +109,14 @@ def _options() -> poptorch.Options:
     return poptorch.Options().showCompilationProgressBar(False).startMode("wait")
 
 
-def ours(model: nn.Module, batch: Batch) -> tuple[Callable[[], Any], Any]:
+def ours(
+    model: nn.Module, batch: Batch, precision: str = "highest"
+) -> tuple[Callable[[], Any], Any]:
     """Return a compiled training step, and the wrapped model."""
     optimizer = poptorch.optim.Adam(model.parameters(), lr=_LR, eps=_EPS)
-    trainer = poptorch.trainingModel(model, _options(), optimizer)
+    options = _options()
+    options.Precision.matmulPrecision(precision)
+    trainer = poptorch.trainingModel(model, options, optimizer)
     return lambda: trainer(*batch), trainer
 
 
@@ -173,12 +180,44 @@ def errors(name: str, *, casts: bool) -> dict[str, float]:
     }
 
 
+def medium(name: str, windows: int, clock: Callable[[], float]) -> dict[str, Any]:
+    """Return rates and errors of a float32 network in training, with and without ``medium``."""
+    kinds = {"abele": "highest", "medium": "medium"}
+    trained: dict[str, torch.Tensor] = {}
+    for kind, dtype in (("eager", torch.float32), ("float64", torch.float64)):
+        model, batch = _plain(name, dtype)
+        step = eager(model, batch)
+        for _ in range(_STEPS):
+            step()
+        trained[kind] = _weights(model)
+    steps = {"eager": eager(*_plain(name, torch.float32))}
+    for kind, precision in kinds.items():
+        model, batch = _plain(name, torch.float32)
+        steps[kind], wrapped = ours(model, batch, precision)
+        for _ in range(_STEPS):
+            steps[kind]()
+        wrapped.copyWeightsToHost()
+        trained[kind] = _weights(model)
+    exact = trained.pop("float64")
+    changed = (exact - _weights(_plain(name, torch.float64)[0])).norm()
+    errors = {kind: float((each - exact).norm() / changed) for kind, each in trained.items()}
+    rates = rates_of(steps, windows, clock)
+    return {"ratio": harness.ratios(rates, "eager"), "step_per_s": rates, "errors": errors}
+
+
+def _plain(name: str, dtype: torch.dtype) -> tuple[nn.Module, Batch]:
+    """Return a network with a batch in a type, whose numbers are those of float32."""
+    torch.manual_seed(0)
+    make, batch = MODELS[name]
+    return _to(make().train(), batch(), dtype)
+
+
 def _weights(model: nn.Module) -> torch.Tensor:
     return torch.cat([each.detach().double().flatten() for each in model.parameters()])
 
 
 def products(windows: int, clock: Callable[[], float]) -> dict[str, dict[str, float]]:
-    """Return GFMA/s of GEMMs of bfloat16 matrices by oneDNN, and by abele's kernel in float32."""
+    """Return GFMA/s of GEMMs of bfloat16 matrices by oneDNN, and by abele's kernel."""
     library = binding.bound(build.library(compiler() or "g++", instruction_set()))
     result: dict[str, dict[str, float]] = {}
     for rows, columns, inner in SIZES:
@@ -189,7 +228,7 @@ def products(windows: int, clock: Callable[[], float]) -> dict[str, dict[str, fl
         pointers = ctypes.byref(size), a.data_ptr(), b.data_ptr(), c.data_ptr(), threads
         pair = {
             "oneDNN": functools.partial(torch.mm, a, b, out=c),
-            "float32": functools.partial(library.abele_product, *pointers),
+            "abele": functools.partial(library.abele_product, *pointers),
         }
         fmas = rows * columns * inner / 1e9
         rates = rates_of(pair, windows, clock).items()
@@ -206,13 +245,14 @@ def main() -> int:
     parser.add_argument("--only", help=f"some of {', '.join(MODELS)}, with commas between")
     parser.add_argument("--errors", action="store_true", help="errors instead of rates")
     parser.add_argument("--products", action="store_true", help="GEMMs instead of networks")
+    parser.add_argument("--medium", action="store_true", help="float32 networks")
     parser.add_argument("--processor-time", action="store_true", help="instead of the clock's")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     clock = time.process_time if options.processor_time else time.perf_counter
     result: dict[str, Any] = {"environment": harness.environment(), "models": {}}
     result["clock"] = clock.__name__
-    names = _ERRORS_OF if options.errors else MODELS
+    names = _ERRORS_OF if options.errors else _FLOAT32 if options.medium else MODELS
     if options.products:
         result["products"] = products(options.windows, clock)
         print(*result["products"].items(), sep="\n")
@@ -221,13 +261,18 @@ def main() -> int:
         if options.errors:
             kinds = {"bfloat16": False, "autocast": True}
             entry = {kind: errors(name, casts=casts) for kind, casts in kinds.items()}
+        elif options.medium:
+            entry = medium(name, options.windows, clock)
+            print(name, entry["errors"])
         else:
             entry = measure(name, options.windows, clock)
         result["models"][name] = entry
-        print(name, {k: v.get("ratio", v) for k, v in entry.items()}, flush=True)
+        rates = {k: v.get("ratio", v) for k, v in entry.items()} if not options.medium else entry
+        print(name, rates.get("ratio", rates), flush=True)
         gc.collect()
     if options.record:
-        kind = "-errors" if options.errors else "-products" if options.products else ""
+        kinds = ("errors", "products", "medium")
+        kind = next((f"-{each}" for each in kinds if getattr(options, each)), "")
         label = f"bfloat16{kind}"
         print(f"record: {harness.write_record(label, result).relative_to(ROOT)}")
     return 0

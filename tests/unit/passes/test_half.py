@@ -147,6 +147,7 @@ def test_products_stay_in_bfloat16_where_the_processor_has_instructions(dtype, h
     )
     attention = types_of(after, aten._scaled_dot_product_flash_attention_for_cpu.default)
     assert attention == ({dtype, torch.float32} if stays else {torch.float32})  # logarithms
+    assert types_of(after, aten.stack.default) == ({dtype} if stays else {torch.float32})
     assert ("7 GEMMs, convolutions and attentions run in bfloat16" in arithmetic(before)) == stays
     assert arithmetic(before).endswith("in float32")
 
