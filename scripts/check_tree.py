@@ -18,7 +18,7 @@ UNCLEAR = re.compile(
 # Lines of Python and C++ per folder, in hundreds. They only go down: a commit that raises one says
 # which published program, test of the original or row of a benchmark needs it.
 BUDGETS = {
-    "src": 1136,
+    "src": 1142,
     "src/abele/_torch": 22,
     "src/abele/arena": 12,
     "src/abele/capture": 35,
@@ -28,16 +28,16 @@ BUDGETS = {
     "src/abele/dynamo": 7,
     "src/abele/fit": 15,
     "src/abele/functions": 64,
-    "src/abele/kernels": 122,
-    "src/abele/ops": 21,
-    "src/abele/passes": 31,
+    "src/abele/kernels": 126,
+    "src/abele/ops": 22,
+    "src/abele/passes": 32,
     "src/abele/pipeline": 12,
     "src/abele/port": 82,
     "src/abele/program": 16,
     "src/abele/report": 50,
     "src/abele/runtime": 33,
     "src/abele/stage": 11,
-    "src/abele/step": 15,
+    "src/abele/step": 16,
     "src/abele/storage": 12,
     "src/abele/targets": 131,
     "src/abele/trace": 34,
@@ -48,7 +48,7 @@ BUDGETS = {
     "src/popdist": 31,
     "src/poptorch": 170,
     "src/sambaflow": 33,
-    "tests": 917,
+    "tests": 918,
     "tests/unit/port": 59,
     "benchmarks": 85,
 }

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import abele
 import poptorch
 from abele import StepConfig, passes
+from abele.compilation.cache import ExecutableCache
 from abele.ops import half_products
 from abele.passes import rounded_products
 from abele.step.config import MatmulPrecision
@@ -68,9 +69,9 @@ def eagerly(dtype=torch.float32):
     return run_eagerly(module, optimizer, [batch(dtype)] * 4)
 
 
-def ours(target, config=MEDIUM):
+def ours(target, cache=None):
     rule = rule_for(model(), "sgd", lr=0.5, momentum=0.0)
-    session, record = started(model(), batch(), rule, config, target=target)
+    session, record = started(model(), batch(), rule, MEDIUM, target=target, cache=cache)
     return run(session, [batch()] * 4), record
 
 
@@ -105,6 +106,14 @@ def test_errors_are_those_of_rounded_factors(target):
     if target.name == "cpu":
         why = record.lowerings["step"].reason
         assert "products in bfloat16" in why, why
+
+
+def test_code_from_the_cache_has_the_bits_of_code_just_compiled(target, tmp_path):
+    if target.name == "reference":
+        pytest.skip("the reference compiles nothing")
+    made, loaded = (ours(target, ExecutableCache(tmp_path)) for _ in range(2))
+    assert (made[1].cache, loaded[1].cache) == ("miss", "hit")
+    assert_same_bits(loaded[0], made[0])
 
 
 def test_programs_stay_as_they_are_where_rounding_does_not_pay(monkeypatch):
