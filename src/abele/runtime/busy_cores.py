@@ -1,12 +1,10 @@
 """Keeps steps fast on cores that other processes use too: fewer threads work, waiting ones sleep.
 
-Where other processes take cores, a thread that meets others waits until the slowest has had its
-turns on a core. So compiled code is limited to as many threads as find a core, in a container to
-its share of them; one thread computes the parts of several, which gives the same bits. Operators of
-torch keep their threads, by whose number they divide their work. GNU's OpenMP library lets those
-spin for milliseconds at each barrier, on the core that the thread they wait for needs, and for
-microseconds while a process has more of its threads than cores. So busy cores get threads that
-sleep.
+There, a thread that meets others waits until the slowest has had its turns on a core. So compiled
+code is limited to as many threads as find a core, in a container to its share of them; a thread
+computes the parts of several, which gives the same bits. Operators of torch divide their work by
+the number of threads, and keep these. GNU's OpenMP library lets them spin for milliseconds at each
+barrier, for microseconds if a process has more of them than cores: busy cores get some that sleep.
 """
 
 from __future__ import annotations
@@ -70,12 +68,7 @@ class BusyCores:
         self._follow((waited - before[1]) / seconds, (idle - before[2]) / seconds)
 
     def _follow(self, waiting: float, idle: float) -> None:
-        """Change how many threads work.
-
-        Args:
-            waiting: how many threads of this process waited for a core, on average.
-            idle: how many cores were idle.
-        """
+        """Change how many threads work, by how many waited and how many cores were idle."""
         all_threads, quota = torch.get_num_threads(), processor.quota()
         most = all_threads if quota is None else max(1, min(all_threads, math.ceil(quota)))
         now = min(self._limit, most)
