@@ -31,6 +31,7 @@ def watch(monkeypatch):
 
     monkeypatch.setattr(busy_cores, "_sleeping_threads", start)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    threads.limit(threads.ALL)  # the watch of this process may have set another
     made, total = BusyCores(), [5.0, 7.0, 9.0]
 
     def look(waited, idle=0.0):

@@ -77,6 +77,7 @@ def test_a_forced_target_that_is_unavailable_is_refused(monkeypatch):
 
 def test_a_gpu_is_preferred_when_there_is_one(monkeypatch):
     monkeypatch.setattr(get_target("cuda"), "unavailable", lambda: None)
+    monkeypatch.setattr(torch.version, "cuda", "12.6")
     assert choose_target()[0].name == "cuda"
 
 
