@@ -19,7 +19,8 @@ from abele.functions.arrays import as_tensor
 from abele.functions.capture import CapturedCall, Entry, Given, GivenBatch, Output, View
 from abele.functions.guards import Guards
 from abele.functions.host import Host
-from abele.functions.varying import Followed, Unread
+from abele.functions.state import form_of
+from abele.functions.varying import Followed, Unread, entry_of
 from abele.program import Role
 from abele.runtime.session import Session
 from abele.step.config import MatmulPrecision, StepConfig
@@ -76,6 +77,8 @@ class CompiledCall:
         self._absent, self._given = gradients.absent, captured.given
         self._layouts = [_layout(get()) for get in self._given]
         self._read = captured.read
+        kept = [s for s in captured.stored if not issubclass(type(s.before), Unread)]
+        self._replaced = [(entry_of(s.holder, s.key), form_of(s.before)) for s in kept]
         written = {(s.role, s.name) for s in captured.program.inputs if s.mutated}
         self._written = [t for key, t in captured.tensors.items() if key in written]
         sources = [each.source for each in captured.leaves if type(each) is View]
@@ -146,11 +149,10 @@ class CompiledCall:
         inputs = self._arguments.accepts(args, kwargs)
         if inputs is None or self._modes != modes() or not self._state_is_same():
             return None
-        if self._given:
-            found = self._found()
-            if found is None:
-                return None
-            inputs = [*inputs, *found]
+        found = self._found()
+        if found is None:
+            return None
+        inputs = [*inputs, *found] if found else inputs
         if (self._written or self._written_inputs) and self._overlap(inputs):
             return None
         if not self._follow_numbers() or not self.guards.hold():
@@ -163,9 +165,10 @@ class CompiledCall:
         """Return the further inputs that the call finds; None if their layouts differ."""
         try:
             found = [get() for get in self._given]
+            is_same = all(not p or form_of(p.get()) == form for p, form in self._replaced)
         except (LookupError, ValueError):  # an entry that is no more
             return None
-        if list(map(_layout, found)) != self._layouts:
+        if not is_same or list(map(_layout, found)) != self._layouts:
             return None
         return [each.detach().permute(order(each)) for each in found if each is not None]
 

@@ -341,6 +341,17 @@ def same(before: Any, after: Any) -> bool:
     return repr(before) == repr(after) if has_zeros else bool(before == after)
 
 
+def form_of(value: Any) -> Any:
+    """Return what code may decide by without reading a tensor: types, shapes and plain values."""
+    if isinstance(value, torch.Tensor):
+        return type(value), value.dtype, value.shape
+    if isinstance(value, PLAIN):
+        return type(value), value
+    leaves, structure = _torch.flatten(value)
+    is_leaf = any(each is value for each in leaves)
+    return cast("Any", type(value)) if is_leaf else (structure, [*map(form_of, leaves)])
+
+
 def _is_stateful_of_torch(value: Any) -> bool:
     """Return whether an object is torch's and has attributes that steps may change."""
     kind = cast("Any", type(value))

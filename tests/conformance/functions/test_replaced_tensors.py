@@ -284,3 +284,39 @@ def test_a_gaussian_loss(wrap):
         return task.update(criterion(mean, x[:, 0], F.softplus(variance)))
 
     return lambda i: step(batch(i)[0]), lambda: task
+
+
+@compiles(programs=3, calls=7)
+def test_decisions_by_the_shape_of_a_replaced_tensor(wrap):
+    task, held = Task(), {"features": torch.zeros(4, 3)}
+
+    @wrap
+    def step(x):
+        with torch.no_grad():
+            features = task.model(x)
+        if held["features"].shape == features.shape:
+            features = features * 2
+        held["features"] = features
+        return features
+
+    return lambda i: step(batch(i, 3 if i in (3, 5) else 4)[0]), lambda: held
+
+
+@compiles(programs=2, calls=6)
+def test_decisions_by_the_type_of_a_replaced_tensor(wrap):
+    task, held = Task(), {"features": torch.zeros(4, 3)}
+
+    @wrap
+    def step(x):
+        with torch.no_grad():
+            features = task.model(x)
+        scale = 2.0 if held["features"].dtype == torch.float64 else 3.0
+        held["features"] = features
+        return features * scale
+
+    def call(i):
+        if i == 3:
+            held["features"] = held["features"].double()
+        return step(batch(i)[0])
+
+    return call, lambda: held

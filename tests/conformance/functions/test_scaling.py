@@ -247,3 +247,23 @@ def test_all_calls_inside_of_one_block_of_autocast(wrap):
                 autocast.__exit__(None, None, None)
 
     return call, lambda: task
+
+
+@compiles(programs=3, calls=8)
+def test_a_new_scaler_between_calls(wrap):
+    task, held = Task(), {"scaler": torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)}
+
+    @wrap
+    def step(x, y):
+        scaler = held["scaler"]
+        task.optimizer.zero_grad()
+        scaler.scale(task.loss(x, y)).backward()
+        scaler.step(task.optimizer)
+        scaler.update()
+
+    def call(i):
+        if i == 3:
+            held["scaler"] = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+        return step(*batch(i))
+
+    return call, lambda: (task, held["scaler"].state_dict())
