@@ -530,6 +530,8 @@ class _Capture:
             return id(part) not in known and not isinstance(part, (*PLAIN, torch.optim.Optimizer))
 
         is_plain = isinstance(leaf, (*PLAIN, torch.Tensor))
+        if isinstance(leaf, torch.Tensor):
+            self.adopted.met.setdefault(id(leaf), leaf)  # each call may replace it
         parts = () if is_plain else reachable.walk(leaf, "", enters)
         kind: Any = types.GeneratorType
         advances = isinstance(leaf, kind)

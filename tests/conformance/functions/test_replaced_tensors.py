@@ -320,3 +320,20 @@ def test_decisions_by_the_type_of_a_replaced_tensor(wrap):
         return step(batch(i)[0])
 
     return call, lambda: held
+
+
+@compiles(programs=1)
+def test_what_was_there_before_is_returned(wrap):
+    held, kept = {"features": torch.zeros(5)}, []
+
+    @wrap
+    def step(x):
+        before = held["features"]
+        held["features"] = x.sum(0)
+        return before
+
+    def call(i):
+        kept.append(held["features"])
+        return step(batch(i)[0]) is kept[-1]
+
+    return call, lambda: (held, kept)
