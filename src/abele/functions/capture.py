@@ -504,7 +504,7 @@ class _Capture:
         for index, tensor in zip(self.arguments.contiguous, inputs, strict=True):
             node = _torch.traced_node(tensor)
             if node is not None and index is not None:
-                self._memory[node] = Given(index)
+                self._memory[base(node)] = Given(index)
 
     def _source(self, memory: torch.fx.Node, outputs: list[torch.Tensor]) -> Any:
         """Return what has the memory of a leaf; None if the leaf is an output of its own."""

@@ -386,3 +386,20 @@ def test_a_target_that_was_asked_for_and_is_absent_is_an_error(monkeypatch):
         double(x)
     monkeypatch.delenv("ABELE_TARGET")
     assert torch.equal(double(x), 2 * x)
+
+
+@compiles(programs=1)
+def test_views_of_an_argument_that_is_written(wrap):
+    @wrap
+    def step(x):
+        before = x[1:]
+        x.add_(1)
+        return before, x.view(4, 5)
+
+    def call(i):
+        x = batch(i)[0]
+        before, after = step(x)
+        before.zero_()
+        return x, after
+
+    return call, lambda: None
