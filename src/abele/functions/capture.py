@@ -483,7 +483,8 @@ class _Capture:
                 "functions whose backward is called outside."
             )
         node = _torch.traced_node(leaf)
-        source = None if node is None else self._source(base(node), outputs)
+        is_lazy = leaf.is_conj() or leaf.is_neg()  # memory has other elements
+        source = None if node is None or is_lazy else self._source(base(node), outputs)
         if source is not None:
             offset = int(leaf.storage_offset())
             return View(source, leaf.shape, leaf.stride(), offset, leaf.dtype)
@@ -697,7 +698,8 @@ class _Capture:
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
+    place = tensor.shape, tensor.stride(), tensor.storage_offset()
+    return tensor.dtype, *place, tensor.is_conj(), tensor.is_neg()
 
 
 def _are_one(first: torch.Tensor, second: torch.Tensor) -> bool:

@@ -403,3 +403,13 @@ def test_views_of_an_argument_that_is_written(wrap):
         return x, after
 
     return call, lambda: None
+
+
+@compiles(programs=1)
+def test_conjugates_of_a_result(wrap):
+    @wrap
+    def step(x):
+        z = torch.fft.fft(x)
+        return z.abs(), z, z.conj()
+
+    return lambda i: [each.resolve_conj() for each in step(batch(i)[0])], lambda: None
