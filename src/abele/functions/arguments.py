@@ -32,6 +32,7 @@ class Arguments:
     Attributes:
         named: the inputs of the program, contiguous.
         present: the leaves of the call that was accepted last.
+        tensors: those among them, in the user's memory.
         given: the leaves with which the call is traced.
         others: the arguments that are no tensors.
         objects: those that are taken apart, of the call that was accepted last.
@@ -67,7 +68,7 @@ class Arguments:
         self._is_contiguous = all(tensor.is_contiguous() for tensor in tensors)
         all_tensors = not kwargs and len(self._tensors) == len(leaves) == len(args)
         self._plain = all_tensors and not self.arrays
-        self._examples = tensors
+        self._examples = self.tensors = tensors
         values = self.inputs(tensors)
         self.named = [
             Named(f"input{i}", Role.INPUT, value, tensor.requires_grad)
@@ -158,6 +159,7 @@ class Arguments:
         for tensor, expected in zip(tensors, self._layouts, strict=True):
             if not isinstance(tensor, torch.Tensor) or layout(tensor) != expected:
                 return None
+        self.tensors = tensors
         if self._is_contiguous:
             return list(tensors)
         return self.inputs(tensors)
@@ -210,7 +212,7 @@ class Arguments:
 
     def forget_examples(self) -> None:
         """Release the tensors of the traced call."""
-        self._examples, self.present, self.given = [], [], []
+        self._examples, self.present, self.given, self.tensors = [], [], [], []
         self.copies, self.objects = [], []
 
 

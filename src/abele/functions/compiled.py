@@ -174,9 +174,19 @@ class CompiledCall:
 
     def _overlap(self, inputs: Sequence[torch.Tensor]) -> bool:
         """Return whether inputs share memory with state, or with an input that is written."""
+        own = self._arguments.tensors  # inputs may be copies of these
+        inputs = [*own, *inputs[len(own) :]]
         memory = [_memory(tensor) for tensor in inputs]
         if not self._storages.isdisjoint(memory):
             return True
+        if self._arguments.arrays:  # whose slices begin at other places of one memory
+            spans = [*map(_span, (*inputs, *self._tensors))]
+            written = {*self._written_inputs, *range(len(inputs), len(spans))}
+            return any(
+                i != j and j in written and a < d and c < b
+                for i, (a, b) in enumerate(spans[: len(inputs)])
+                for j, (c, d) in enumerate(spans)
+            )
         return any(memory.count(memory[index]) > 1 for index in self._written_inputs)
 
     def _state_is_same(self) -> bool:
@@ -290,6 +300,10 @@ class CompiledCall:
 
 def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    return _memory(tensor), _memory(tensor) + tensor.untyped_storage().nbytes()
 
 
 def _layout(value: Any) -> Any:

@@ -413,3 +413,15 @@ def test_conjugates_of_a_result(wrap):
         return z.abs(), z, z.conj()
 
     return lambda i: [each.resolve_conj() for each in step(batch(i)[0])], lambda: None
+
+
+@stays_eager(match="shares its memory", programs=1)
+def test_columns_of_the_state_as_an_argument(wrap):
+    held = torch.zeros(4, 4)
+
+    @wrap
+    def step(x):
+        held.add_(1)
+        return x * 2
+
+    return lambda i: step((held if i > 2 else torch.ones(4, 4))[:, ::2]), lambda: held

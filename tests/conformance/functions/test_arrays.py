@@ -199,3 +199,39 @@ def test_arrays_that_torch_does_not_take_fail_as_in_plain_pytorch(name):
         return lambda i: double(np.arange(3.0) if i < 3 else WRONG[name]()), list
 
     compiles(programs=1)(build)()
+
+
+@stays_eager(match="shares its memory")
+def test_a_written_array_that_overlaps_another_one(wrap):
+    @wrap
+    def step(a, b):
+        x, y = torch.from_numpy(a), torch.from_numpy(b)
+        x.add_(1)
+        return y * 2
+
+    array = np.arange(8.0)
+    return lambda i: step(array[:5], array[3:]), lambda: array
+
+
+@stays_eager(match="shares its memory", programs=1)
+def test_a_written_array_whose_copy_is_an_input(wrap):
+    @wrap
+    def step(a, b):
+        x, y = torch.from_numpy(a), torch.from_numpy(b)
+        x.add_(1)
+        return y * 2
+
+    array = np.arange(8.0)
+    return lambda i: step(array[:4], array[::2] if i > 2 else np.ones(8)[::2]), lambda: array
+
+
+@compiles(programs=1)
+def test_arrays_that_overlap_and_are_only_read(wrap):
+    task, data = Task(), np.arange(50.0, dtype=np.float32).reshape(10, 5)
+
+    @wrap
+    def step(a, b):
+        x, y = torch.from_numpy(a), torch.from_numpy(b)
+        return task.update((task.model(x) - y[:, :3]).square().mean() / 1e6)
+
+    return lambda i: step(data[i : i + 4], data[i + 1 : i + 5]), lambda: task
