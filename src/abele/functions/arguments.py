@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import operator
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 
@@ -37,6 +38,8 @@ class Arguments:
         others: the arguments that are no tensors.
         objects: those that are taken apart, of the call that was accepted last.
         copies: of these, with which the call is traced.
+        containers: lists and dictionaries of the call that was accepted last.
+        places: the order of those with which the call is traced, by ``id``.
         arrays: the NumPy arrays among the leaves, their types by index.
     """
 
@@ -50,6 +53,7 @@ class Arguments:
     ):
         self._expands, self.copies = expands, list[Any]()
         self.objects, self._errors = list[Any](), list[CaptureError]()
+        self.containers, self.places = list[Any](), dict[int, int]()
         leaves, self._structure = self._flat(args, kwargs)
         self._unread = {i: each for i, each in (unread or {}).items() if isinstance(i, int)}
         self.present: Sequence[Any] = leaves
@@ -109,8 +113,10 @@ class Arguments:
                 leaves[index] = GivenArray(index, tensor, dtype, now, self._errors)
         self.given = leaves
         if not self._expands:
-            return _torch.unflatten(leaves, self._structure)
-        result, self.copies = batches.unflatten(leaves, self._structure)
+            result = _torch.unflatten(leaves, self._structure)
+        else:
+            result, self.copies = batches.unflatten(leaves, self._structure)
+        self.places = {id(each): i for i, each in enumerate(_containers(result))}
         return result
 
     def require_unchanged(self, args: Any, kwargs: Any) -> None:
@@ -142,6 +148,7 @@ class Arguments:
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> list[torch.Tensor] | None:
         """Return the inputs of another call if it has the same program; else None."""
+        self.containers = [*_containers((args, kwargs))]
         if self._plain and not kwargs and len(args) == len(self._layouts):
             tensors: Sequence[Any] = args
             self.present = args
@@ -213,7 +220,17 @@ class Arguments:
     def forget_examples(self) -> None:
         """Release the tensors of the traced call."""
         self._examples, self.present, self.given, self.tensors = [], [], [], []
-        self.copies, self.objects = [], []
+        self.copies, self.objects, self.containers = [], [], []
+
+
+def _containers(value: Any) -> Iterator[Any]:
+    """Yield the lists and dictionaries of arguments, which a function may change."""
+    kind = cast("Any", type(value))
+    if issubclass(kind, dict | list | collections.deque):
+        yield value
+    if issubclass(kind, dict | list | collections.deque | tuple):
+        for part in [*(value.values() if issubclass(kind, dict) else value)]:
+            yield from _containers(part)
 
 
 def layout(tensor: torch.Tensor) -> tuple[Any, ...]:

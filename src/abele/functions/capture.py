@@ -32,7 +32,7 @@ from abele.errors import CaptureError
 from abele.functions import arrays
 from abele.functions.arguments import Arguments, order
 from abele.functions.frames import PLAIN
-from abele.functions.host import Host
+from abele.functions.host import Host, Shared
 from abele.functions.journal import Grad, GradJournal, RealTensors
 from abele.functions.optimizers import Numbers, TracedSteps
 from abele.functions.parallel import Replicas
@@ -429,15 +429,18 @@ class _Capture:
         inputs = list(values.of(Role.INPUT).values())
         if self.host is not None:
             self.host.start()
+            self.host.shared = self._shared
         result = self._called(inputs)
         if self.host is not None:
             self.host.check()
+            del self.host.shared  # which holds the trace
         events = [] if self.host is None else list(self.host.events)
         changes, self._stored = self.reached.changes()
         if changes:
             raise ChangesError(changes)
         kept = [each.value for each in self._stored]
         schedules = [each[1:] for each in self.steps.schedules]
+        result = self._shared(result)
         flat, structure = _torch.flatten((result, events, kept, schedules, self._checks))
         self._find_shared(flat, inputs)
         outputs: list[torch.Tensor] = []
@@ -452,6 +455,15 @@ class _Capture:
                 leaves.append(Output(len(outputs)))
                 outputs.append(cast("Any", tensor.grad).detach())
         return outputs, (structure, leaves)
+
+    def _shared(self, value: Any) -> Any:
+        """Return a value whose containers are ``Shared`` if they exist outside of the call."""
+        if id(value) in self.arguments.places:
+            return Shared(self.arguments.places[id(value)])
+        kind = cast("Any", type(value))
+        if kind in (list, dict, set) and self.reached.has(value):
+            return Shared(value)
+        return tuple(map(self._shared, value)) if kind is tuple else value
 
     def _leaf(self, leaf: Any, outputs: list[torch.Tensor]) -> Any:
         if id(leaf) in self._moved:
@@ -468,7 +480,7 @@ class _Capture:
         for index, copied in enumerate(self.arguments.copies):
             if leaf is copied:
                 return GivenBatch(index)
-        if issubclass(type(leaf), Unread):
+        if issubclass(type(leaf), Unread) or type(leaf) is Shared:
             return leaf
         if not isinstance(leaf, _torch.FakeTensor):
             return self._kept_object(leaf)

@@ -18,7 +18,7 @@ from abele.functions.arguments import Arguments, layout, order
 from abele.functions.arrays import as_tensor
 from abele.functions.capture import CapturedCall, Entry, Given, GivenBatch, Output, View
 from abele.functions.guards import Guards
-from abele.functions.host import Host
+from abele.functions.host import Host, Shared
 from abele.functions.state import form_of
 from abele.functions.varying import Followed, Unread, entry_of
 from abele.program import Role
@@ -270,6 +270,9 @@ class CompiledCall:
     def _leaf(self, leaf: Any, outputs: Sequence[torch.Tensor]) -> Any:
         if type(leaf) is Output:
             return outputs[leaf.index]
+        if type(leaf) is Shared:
+            known = self._arguments.containers
+            return known[leaf.value] if type(leaf.value) is int else leaf.value
         if type(leaf) is Entry:
             return leaf.get()
         if type(leaf) is View:

@@ -462,8 +462,6 @@ class Function:
         with numbers.in_place():
             reached = Reached(self._body, self._frames, arguments.others)
             reached.refuse_iterators()
-            if host is not None:
-                host.is_reached = reached.has
             _tracing.active = True
             try:
                 with frames.watching():

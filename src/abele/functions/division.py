@@ -150,8 +150,6 @@ class _Division:
         self._lines, self._changed = lines, changed
         code = function.__code__
         self._locals = {*code.co_varnames, *code.co_cellvars}
-        count = code.co_argcount + code.co_kwonlyargcount
-        self._arguments = {*code.co_varnames[:count]}
         self._owner, self._self_name = owner, code.co_varnames[0] if owner is not None else ""
         self._found: dict[int, ast.stmt] = {}
         self.held_at: dict[int, Names] = {}  # by the id of each statement
@@ -263,7 +261,7 @@ class _Division:
     def set_by(self, statement: ast.stmt) -> Names:
         """Return the variables that a statement sets, or whose containers it changes."""
         changed = {base(each) for each in changed_expressions(statement)}
-        own = changed & (self._locals - self._arguments)
+        own = changed & (self._locals - {self._self_name})
         given = self._given(statement) & (self._locals - {self._self_name})
         return (stored(statement) & self._locals) | own | given
 

@@ -34,7 +34,7 @@ class Host:
         late: which statements run at their own place, because nothing traced follows them.
         effects: names of attributes and variables whose objects the statements change.
         receiver: the name of a method's first argument, which the division has looked at.
-        is_reached: returns whether an object exists outside of a call.
+        shared: returns a value whose containers are ``Shared`` if they exist outside of a call.
         fresh: by event and variable, the ``id`` of a container that the traced call has made.
         events: statements that the latest call of ``remaining`` met, with the variables they read.
     """
@@ -45,7 +45,7 @@ class Host:
     effects: frozenset[str]
     events: list[tuple[int, dict[str, Any]]]
     receiver: str = ""
-    is_reached: Callable[[Any], bool] = lambda value: False
+    shared: Callable[[Any], Any] = lambda value: value
     fresh: dict[tuple[int, str], int] = dataclasses.field(default_factory=dict[Any, int])
     _contents: list[tuple[Any, list[int]]] = dataclasses.field(default_factory=list[Any])
 
@@ -75,9 +75,8 @@ class Host:
     def record(self, index: int, variables: dict[str, Any]) -> None:
         """Note that a traced call comes to a statement of the host."""
         for name, value in variables.items():
-            if type(value) in (list, dict, set) and self.is_reached(value):
-                variables[name] = _Shared(value)
-            elif type(value) in (list, dict, set):
+            variables[name] = self.shared(value)
+            if variables[name] is value and type(value) in (list, dict, set):
                 self.fresh[len(self.events), name] = id(value)
                 self._contents.append((value, _parts(value)))
         if not self.late[index]:
@@ -109,8 +108,7 @@ class Host:
                 key = self.fresh.get((place, name))
                 value = value if key is None else made.setdefault(key, value)
                 held = isinstance(value, Held)
-                value = bound.get(name) if held else value
-                now[name] = value.value if isinstance(value, _Shared) else value
+                now[name] = bound.get(name) if held else value
             after = self.statements[index](**now)
             if RETURNED in after:
                 return after[RETURNED]
@@ -118,8 +116,8 @@ class Host:
         return result
 
 
-class _Shared:
-    """A list, dictionary or set of the user's in an event, which is not to be copied."""
+class Shared:
+    """A list, dictionary or set of the user's, which is not to be copied: it, or its place."""
 
     def __init__(self, value: Any):
         self.value = value

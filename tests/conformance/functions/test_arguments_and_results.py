@@ -425,3 +425,20 @@ def test_columns_of_the_state_as_an_argument(wrap):
         return x * 2
 
     return lambda i: step((held if i > 2 else torch.ones(4, 4))[:, ::2]), lambda: held
+
+
+@compiles(programs=1)
+def test_the_users_own_containers_are_returned(wrap):
+    held = {"sum": torch.zeros(5)}
+
+    @wrap
+    def step(x, given):
+        held["sum"] = held["sum"] + x.sum(0)
+        return held, given, x * 2
+
+    def call(i):
+        given = ["name"]
+        found = step(batch(i)[0], given)
+        return found[0] is held, found[1] is given, found[2]
+
+    return call, lambda: held

@@ -576,3 +576,81 @@ def test_norms_of_gradients_before_the_update(wrap):
         task.optimizer.step()
 
     return lambda i: step(*batch(i)), lambda: (task, norms)
+
+
+def _add(values, number):
+    values.append(number)
+
+
+CHANGES = {
+    "an item": lambda given, x: given.update(loss=x.sum().item()),
+    "a list in it": lambda given, x: given["losses"].append(x.sum().item()),
+    "a helper": lambda given, x: _add(given["losses"], x.sum().item()),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_containers_among_arguments_are_changed(name):
+    change = CHANGES[name]
+
+    def build(wrap):
+        @wrap
+        def step(x, given):
+            change(given, x)
+            return x * 2
+
+        given = {"losses": []}
+        return lambda i: step(batch(i)[0], given), lambda: given
+
+    compiles(programs=2 if name == "an item" else 4)(build)()
+
+
+@compiles(programs=2)
+def test_a_dictionary_of_the_caller_is_changed(wrap):
+    task, stats = Task(), {}
+
+    @wrap
+    def step(x, y, stats):
+        loss = task.update(task.loss(x, y))
+        stats["loss"] = stats.get("loss", 0) + loss.item()
+        return loss
+
+    return lambda i: step(*batch(i), stats), lambda: (task, stats)
+
+
+@compiles(programs=4)
+def test_a_list_in_a_tuple_of_the_caller_is_changed(wrap):
+    losses = []
+
+    @wrap
+    def step(pair):
+        x, known = pair
+        known.append(x.sum().item())
+        return x * 2
+
+    return lambda i: step((batch(i)[0], losses)), lambda: losses
+
+
+@compiles(programs=1)
+def test_a_default_is_changed_and_read(wrap):
+    @wrap
+    def step(x, seen=[]):  # noqa: B006 - what is tested
+        seen.append(x.sum().item())
+        return len(seen), sum(seen)
+
+    return lambda i: step(batch(i)[0]), lambda: None
+
+
+@compiles(programs=1)
+def test_an_argument_is_written_with_a_number(wrap):
+    @wrap
+    def step(x):
+        total = x.sum().item()
+        x.add_(total)
+        return x * 2
+
+    def call(i):
+        x = batch(i)[0]
+        return step(x), x
+
+    return call, lambda: None
