@@ -70,7 +70,7 @@ class Arguments:
         self._layouts = [layout(tensor) for tensor in tensors]
         self._orders = [order(tensor) for tensor in tensors]
         self._is_contiguous = all(tensor.is_contiguous() for tensor in tensors)
-        all_tensors = not kwargs and len(self._tensors) == len(leaves) == len(args)
+        all_tensors = not kwargs and all(isinstance(each, torch.Tensor) for each in args)
         self._plain = all_tensors and not self.arrays
         self._examples = self.tensors = tensors
         values = self.inputs(tensors)

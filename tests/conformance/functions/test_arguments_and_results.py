@@ -442,3 +442,12 @@ def test_the_users_own_containers_are_returned(wrap):
         return found[0] is held, found[1] is given, found[2]
 
     return call, lambda: held
+
+
+@compiles(programs=1)
+def test_a_dictionary_with_one_tensor_is_the_only_argument(wrap):
+    @wrap
+    def step(given):
+        return given["x"] * 2
+
+    return lambda i: step({"x": batch(i)[0]}), lambda: None
