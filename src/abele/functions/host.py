@@ -9,7 +9,7 @@ They run with the values that they had at their place. ``division`` finds them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,6 +77,12 @@ class Host:
         for name, value in variables.items():
             variables[name] = self.shared(value)
             if variables[name] is value and type(value) in (list, dict, set):
+                if any(self.shared(part) is not part for part in _values(value)):
+                    raise CaptureError(
+                        f"A {type(value).__name__} that the call makes, {name}, holds a list, "
+                        "dictionary or set from outside of it, whose changes would go to a copy. "
+                        "Give that one a name of its own."
+                    )
                 self.fresh[len(self.events), name] = id(value)
                 self._contents.append((value, _parts(value)))
         if not self.late[index]:
@@ -124,7 +130,11 @@ class Shared:
 
 
 def _parts(value: Any) -> list[int]:
-    return list(map(id, value.values() if is_dict(value) else value))
+    return list(map(id, _values(value)))
+
+
+def _values(value: Any) -> Iterable[Any]:
+    return value.values() if is_dict(value) else value
 
 
 class Held(Opaque):

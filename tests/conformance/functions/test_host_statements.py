@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
+import abele
 from helpers.compiled_functions import Task, batch, compiles, stays_eager
 
 COUNT = 0
@@ -654,3 +655,25 @@ def test_an_argument_is_written_with_a_number(wrap):
         return step(x), x
 
     return call, lambda: None
+
+
+def of_keywords(x, **more):
+    y = (x * 2).sum()
+    more["history"].append(y.item())
+    return y
+
+
+def of_its_own(x, history):
+    y = (x * 2).sum()
+    held = {"history": history}
+    held["history"].append(y.item())
+    return y
+
+
+@pytest.mark.filterwarnings("ignore::abele.EagerWarning")
+@pytest.mark.parametrize("step", [of_keywords, of_its_own])
+def test_a_list_inside_a_container_of_the_call_is_not_copied(step):
+    compiled, history = abele.compile(step), []
+    for i in range(8):
+        compiled(torch.ones(3) * i, history=history)
+    assert history == [6.0 * i for i in range(8)]
