@@ -38,7 +38,6 @@ class Arguments:
         others: the arguments that are no tensors.
         objects: those that are taken apart, of the call that was accepted last.
         copies: of these, with which the call is traced.
-        containers: lists and dictionaries of the call that was accepted last.
         places: the order of those with which the call is traced, by ``id``.
         arrays: the NumPy arrays among the leaves, their types by index.
     """
@@ -53,7 +52,8 @@ class Arguments:
     ):
         self._expands, self.copies = expands, list[Any]()
         self.objects, self._errors = list[Any](), list[CaptureError]()
-        self.containers, self.places = list[Any](), dict[int, int]()
+        self._latest: tuple[Any, Any] = (), {}
+        self.places = dict[int, int]()
         leaves, self._structure = self._flat(args, kwargs)
         self._unread = {i: each for i, each in (unread or {}).items() if isinstance(i, int)}
         self.present: Sequence[Any] = leaves
@@ -90,6 +90,11 @@ class Arguments:
     def others(self) -> list[Any]:
         """The leaves of the arguments that are no tensors."""
         return [self._leaves[index] for index in {*self._compared, *self._unread}]
+
+    @property
+    def containers(self) -> list[Any]:
+        """The lists and dictionaries of the call that was accepted last."""
+        return [*_containers(self._latest)]
 
     @property
     def contiguous(self) -> list[int | None]:
@@ -148,7 +153,7 @@ class Arguments:
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> list[torch.Tensor] | None:
         """Return the inputs of another call if it has the same program; else None."""
-        self.containers = [*_containers((args, kwargs))]
+        self._latest = args, kwargs
         if self._plain and not kwargs and len(args) == len(self._layouts):
             tensors: Sequence[Any] = args
             self.present = args
@@ -220,7 +225,7 @@ class Arguments:
     def forget_examples(self) -> None:
         """Release the tensors of the traced call."""
         self._examples, self.present, self.given, self.tensors = [], [], [], []
-        self.copies, self.objects, self.containers = [], [], []
+        self.copies, self.objects, self._latest = [], [], ((), {})
 
 
 def _containers(value: Any) -> Iterator[Any]:
