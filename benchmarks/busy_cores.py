@@ -25,6 +25,7 @@ sys.path[0:1] = [str(ROOT), str(ROOT / "src")]  # not this folder, which has a c
 import torch  # noqa: E402 - after the paths above
 from benchmarks import harness  # noqa: E402
 from benchmarks.table import rows as table  # noqa: E402
+from benchmarks.table.command import some  # noqa: E402
 from benchmarks.table.measuring import Peer, PeerFailed  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
@@ -38,7 +39,10 @@ def main() -> int:
     harness.add_arguments(parser)
     parser.add_argument("--than", type=Path, help="another checkout, instead of plain PyTorch")
     parser.add_argument(
-        "--rows", default="introduction-16,lstm,gpt,unet", help="with commas between"
+        "--rows",
+        type=some(table.ROWS),
+        default=["introduction-16", "lstm", "gpt", "unet"],
+        help="with commas between (default introduction-16,lstm,gpt,unet)",
     )
     parser.add_argument("--busy", default="0,1,2", help="numbers of processes (default 0,1,2)")
     parser.add_argument("--window", type=float, default=0.5, help="seconds (default 0.5)")
@@ -48,7 +52,7 @@ def main() -> int:
     result: dict[str, Any] = {"environment": harness.environment(), "rows": {}}
     with tempfile.TemporaryDirectory() as name:
         folder = options.cache or Path(name)
-        for row in options.rows.split(","):
+        for row in options.rows:
             try:
                 result["rows"][row] = measured(table.ROWS[row], folder, options)
             except PeerFailed as error:

@@ -70,8 +70,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--set", choices=SETS, default="table", help="small networks, or real sizes (default table)"
     )
-    parser.add_argument("--rows", type=_some(ROWS), help=f"instead of a set: {', '.join(ROWS)}")
-    parser.add_argument("--ways", type=_some(WAYS), default=list(WAYS), help=", ".join(WAYS))
+    parser.add_argument("--rows", type=some(ROWS), help=f"instead of a set: {', '.join(ROWS)}")
+    parser.add_argument("--ways", type=some(WAYS), default=list(WAYS), help=", ".join(WAYS))
     parser.add_argument("--windows", type=int, default=10, help="of each way (default 10)")
     parser.add_argument("--window-s", type=float, default=0.5, help="seconds (default 0.5)")
     parser.add_argument("--threads", type=int, default=2, help="of each way (default 2)")
@@ -91,7 +91,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _some(known: Any) -> Any:
+def some(known: Any) -> Any:
+    """Return a type of arguments: known names with commas between, as a list."""
+
     def names(text: str) -> list[str]:
         chosen = text.split(",")
         unknown = [name for name in chosen if name not in known]
