@@ -4,6 +4,7 @@ import dataclasses
 import os
 import platform
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -218,6 +219,20 @@ def _drawn(compiled, inputs):
 
 def ways(programs):
     return [Way(name=n, program=programs[0], compiled=Compiled(list, n.encode())) for n in "ab"]
+
+
+class Packing(Compiled):
+    """Takes 1 ms to pack its constants; only `run` does that in each call."""
+
+    def __init__(self):
+        super().__init__(lambda inputs: time.sleep(1e-3) or [])
+
+    def with_state(self, arguments):
+        return lambda inputs: []
+
+
+def test_short_runs_are_timed_without_packing():
+    assert compiling.seconds(Packing(), []) < 5e-4
 
 
 def test_runs_stop_when_the_budget_is_spent(programs):
