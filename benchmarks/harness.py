@@ -42,7 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def steps_per_second(
-    variants: dict[str, Callable[[], Any]], *, windows: int, window_s: float = 0.4
+    variants: dict[str, Callable[[], Any]],
+    *,
+    windows: int,
+    window_s: float = 0.4,
+    pause_s: float = 0.0,
 ) -> dict[str, dict[str, Any]]:
     """Return rates of several ways to do the same step, measured in turns.
 
@@ -50,6 +54,8 @@ def steps_per_second(
         variants: name -> one step; must be ready to run (compiled, warm caches are made here).
         windows: timed windows per variant, at least 10.
         window_s: length of a window, seconds.
+        pause_s: sleep before each window, followed by a tenth of its steps, seconds. Idle threads
+            of ONNX Runtime and OpenVINO spin and would take cores from the next variant.
 
     Returns:
         For each variant: median, lowest and highest rate and the raw rates (steps/s).
@@ -60,6 +66,10 @@ def steps_per_second(
     rates: dict[str, list[float]] = {name: [] for name in variants}
     for _ in tqdm(range(windows), desc="windows", leave=False, disable=None):
         for name, step in variants.items():
+            if pause_s:
+                time.sleep(pause_s)
+                for _ in range(1 + counts[name] // 10):
+                    step()
             started = time.perf_counter()
             for _ in range(counts[name]):
                 step()
