@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import dataclasses
 import importlib.util
 import sys
 import tempfile
@@ -82,9 +83,10 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], torch.Tensor]
 }
 
 
-def ways(model: nn.Module, x: torch.Tensor, threads: int) -> dict[str, Callable[[], Any]]:
+def ways(
+    model: nn.Module, wrapped: Callable[..., Any], x: torch.Tensor, threads: int
+) -> dict[str, Callable[[], Any]]:
     """Return a call of each way that is installed."""
-    wrapped = poptorch.inferenceModel(model, poptorch.Options().showCompilationProgressBar(False))
     made: dict[str, Callable[[], Any]] = {
         "eager": torch.inference_mode()(lambda: model(x)),
         "abele": lambda: wrapped(x),
@@ -132,7 +134,8 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
     network, batch = NETWORKS[name]
     model, x = network().eval(), batch(options.batch)
-    made = ways(model, x, options.threads)
+    wrapped = poptorch.inferenceModel(model, poptorch.Options().showCompilationProgressBar(False))
+    made = ways(model, wrapped, x, options.threads)
     with torch.no_grad():
         exact = copy.deepcopy(model).double()(x.double() if x.is_floating_point() else x)
     errors = {}
@@ -148,7 +151,8 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         else harness.steps_per_second(made, windows=options.windows, pause_s=_PAUSE_S)
     )
     clock = "processor time" if one else "time"
-    return {"per_s": rates, "clock": clock, "error": errors, **_over(rates)}
+    chosen = dataclasses.asdict(wrapped.build_record.lowerings["forward"])
+    return {"per_s": rates, "clock": clock, "error": errors, "lowering": chosen, **_over(rates)}
 
 
 def _over(rates: dict[str, Any]) -> dict[str, float]:
