@@ -36,7 +36,7 @@ from abele.kernels.build import FOLDERS
 from abele.program import Program, Role, Slot
 from abele.step.config import StepConfig
 from abele.targets import Target
-from abele.targets.base import Compiled
+from abele.targets.base import Compiled, Run
 from abele.targets.candidates import considered
 from abele.warn import warn_user
 
@@ -76,22 +76,26 @@ class Way:
 
 
 def seconds(compiled: Compiled, inputs: list[torch.Tensor]) -> float:
-    """Return the wall time of a run of a compiled program, in seconds: of a short one, the mean.
+    """Return the wall time of a run of a compiled program, in seconds: of short ones, the median.
 
     Short runs pack their constants once, as sessions do.
     """
-    began = time.perf_counter()
-    compiled.run(list(inputs))
-    once = time.perf_counter() - began
+    once = _seconds(compiled.run, inputs)
     if once > _SHORT_S:
         return once
-    run, count = compiled.with_state(inputs), 0
-    run(list(inputs))
+    run = compiled.with_state(inputs)
+    _seconds(run, inputs)
+    times = [_seconds(run, inputs)]
+    while sum(times) < _SHORT_S:
+        times.append(_seconds(run, inputs))
+    return statistics.median(times)
+
+
+def _seconds(run: Run, inputs: list[torch.Tensor]) -> float:
+    given = list(inputs)
     began = time.perf_counter()
-    while (elapsed := time.perf_counter() - began) < _SHORT_S:
-        run(list(inputs))
-        count += 1
-    return elapsed / count
+    run(given)
+    return time.perf_counter() - began
 
 
 def fastest(
@@ -166,23 +170,26 @@ def _times(
 
 
 def _chosen(ways: Sequence[Way], times: Sequence[list[float]], clocked: Clocked) -> tuple[Way, str]:
-    """Return the lowering with the least median time, and all medians as text."""
-    medians = [statistics.median(each) for each in times]
-    best = min(range(len(ways)), key=medians.__getitem__)
+    """Return the lowering with the shortest run, and the shortest runs of all as text.
+
+    Other processes lengthen runs, and most of them on a busy machine.
+    """
+    shortest = [min(each) for each in times]
+    best = min(range(len(ways)), key=shortest.__getitem__)
     once = min(len(times[0]), len(times[best])) == 1
-    if medians[best] >= (_BY_ONE_RUN if once else _CLEARLY) * medians[0]:
+    if shortest[best] >= (_BY_ONE_RUN if once else _CLEARLY) * shortest[0]:
         best = 0
     if once and best:  # something may have disturbed the only run of the first
         inputs = made_up(ways[0].program)
         for index in (0, best):
-            medians[index] = clocked(ways[index].compiled, list(inputs))
-        if medians[best] >= _CLEARLY * medians[0]:
+            shortest[index] = clocked(ways[index].compiled, list(inputs))
+        if shortest[best] >= _CLEARLY * shortest[0]:
             best = 0
-    return ways[best], _in_words(ways, medians)
+    return ways[best], _in_words(ways, shortest)
 
 
-def _in_words(ways: Sequence[Way], medians: Sequence[float]) -> str:
-    order = sorted(zip(medians, ways, strict=True), key=lambda pair: pair[0])
+def _in_words(ways: Sequence[Way], seconds_each: Sequence[float]) -> str:
+    order = sorted(zip(seconds_each, ways, strict=True), key=lambda pair: pair[0])
     # In one unit, so that they can be compared; of the slow ones, no digit that says nothing.
     return "measured: " + ", ".join(f"{_ms(each)} ms {way.name}" for each, way in order)
 

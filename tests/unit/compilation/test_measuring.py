@@ -4,9 +4,9 @@ import dataclasses
 import os
 import platform
 import sys
-import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -221,18 +221,24 @@ def ways(programs):
     return [Way(name=n, program=programs[0], compiled=Compiled(list, n.encode())) for n in "ab"]
 
 
-class Packing(Compiled):
-    """Takes 1 ms to pack its constants; only `run` does that in each call."""
+def test_short_runs_are_timed_without_packing(monkeypatch):
+    now = 0.0
 
-    def __init__(self):
-        super().__init__(lambda inputs: time.sleep(1e-3) or [])
+    def taking(seconds):
+        def run(inputs):
+            nonlocal now
+            now += seconds
+            return []
 
-    def with_state(self, arguments):
-        return lambda inputs: []
+        return run
 
-
-def test_short_runs_are_timed_without_packing():
-    assert compiling.seconds(Packing(), []) < 5e-4
+    monkeypatch.setattr(compiling, "time", SimpleNamespace(perf_counter=lambda: now))
+    compiled = Compiled(taking(1e-3))
+    monkeypatch.setattr(compiled, "with_state", lambda arguments: taking(1e-4))
+    assert compiling.seconds(compiled, []) == pytest.approx(1e-4)
+    assert now == pytest.approx(1e-3 + 1e-4 + compiling._SHORT_S, abs=1e-4)
+    compiled.run = taking(1.0)
+    assert compiling.seconds(compiled, []) == pytest.approx(1.0)
 
 
 def test_runs_stop_when_the_budget_is_spent(programs):
