@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from abele.compilation import keys, portable_executable
 from abele.compilation.build import BuildRecord
 from abele.compilation.executable import Executable
@@ -24,7 +26,6 @@ from poptorch._files.saved_file import (
     meaning,
     opened,
     options_data,
-    state_in,
     state_members,
     version_mismatch,
 )
@@ -198,11 +199,11 @@ class ModelFiles:
         check_config(file, self._model.config)
         self._compile(bound, FromFile(file, retrace=retrace))
 
-    def restore_state(self, file: Container) -> None:
-        """Restore weights, optimizer state and random numbers from a saved model file."""
+    def restore_state(self, file: Container, values: dict[str, torch.Tensor]) -> None:
+        """Restore weights, optimizer state and random numbers of a file and its ``state_in``."""
         session = self._model.session
         with self._translated:
-            state.put(session, state_in(file))
+            state.put(session, values)
         with meaning(file.path):
             numbers = file.content["rng_state"]
             if numbers is None:

@@ -418,10 +418,10 @@ class PoplarExecutor(Inspection, Estimates):
     save = of_part("_files", ModelFiles.save)
     loadExecutable = of_part("_files", ModelFiles.loadExecutable)
 
-    def _restore(self, file: Container) -> None:
-        """Restore executable, weights and state from an open file that contains a model."""
+    def _restore(self, file: Container, values: dict[str, torch.Tensor]) -> None:
+        """Restore executable, state and random numbers from an open file and its ``state_in``."""
         self._files.restore_executable(file, retrace=False)
-        self._files.restore_state(file)
+        self._files.restore_state(file, values)
 
     # -- report and end --------------------------------------------------------------------
 

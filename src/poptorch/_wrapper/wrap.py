@@ -241,7 +241,7 @@ def _executor(file: Container, options: Options, model: torch.nn.Module | None) 
     made = PoplarExecutor(model, options, training, None, optimizer=rule, user_model=model)
     made.per_replica_params.update(groups)
     try:
-        made._restore(file)
+        made._restore(file, values)
     except BaseException:
         if training:
             module_weights.unwrap(model)
