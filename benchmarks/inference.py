@@ -3,7 +3,8 @@
 python benchmarks/inference.py --threads 2 --batch 1 --record
 
 The peers (pip install onnx onnxruntime openvino) read the ONNX file of the same network; those that
-are missing are left out. Ways run in turns in one process, in float32.
+are missing are left out. --compile adds torch.compile with frozen weights, which compiles for
+minutes. Ways run in turns in one process, in float32.
 """
 
 from __future__ import annotations
@@ -112,6 +113,14 @@ def ways(
     return made
 
 
+def frozen(model: nn.Module, x: torch.Tensor) -> Callable[[], Any]:
+    """Return a call of a network by torch.compile, whose weights are constants of the code."""
+    inductor: Any = importlib.import_module("torch._inductor.config")
+    inductor.freezing = True
+    compiled = torch.compile(model)
+    return torch.no_grad()(lambda: compiled(x))
+
+
 def cpu_rates(made: dict[str, Callable[[], Any]], windows: int) -> dict[str, Any]:
     """Return calls per second of processor time, which other processes' turns do not change."""
     rates: dict[str, list[float]] = {name: [] for name in made}
@@ -136,6 +145,8 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     model, x = network().eval(), batch(options.batch)
     wrapped = poptorch.inferenceModel(model, poptorch.Options().showCompilationProgressBar(False))
     made = ways(model, wrapped, x, options.threads)
+    if options.compile:
+        made["torch.compile"] = frozen(model, x)
     with torch.no_grad():
         exact = copy.deepcopy(model).double()(x.double() if x.is_floating_point() else x)
     errors = {}
@@ -159,6 +170,8 @@ def _over(rates: dict[str, Any]) -> dict[str, float]:
     peers = [rates[way]["median"] for way in ("onnxruntime", "openvino") if way in rates]
     over = harness.ratios(rates, "eager")
     best = {"over_the_better": round(rates["abele"]["median"] / max(peers), 3)} if peers else {}
+    if "torch.compile" in rates:
+        best["over_compile"] = harness.ratios(rates, "torch.compile")["abele"]
     return {"over_eager": over["abele"], **best}
 
 
@@ -167,6 +180,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
     harness.add_arguments(parser)
     parser.add_argument("--batch", type=int, default=1, help="rows of a call (default 1)")
+    parser.add_argument("--compile", action="store_true", help="also measure torch.compile")
     parser.add_argument("--only", default=",".join(NETWORKS), help="networks, commas between")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
