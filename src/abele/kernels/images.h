@@ -29,15 +29,17 @@ inline bool blocks_per_thread(Index blocks, int threads) {
   return threads > 1 && (blocks % threads == 0 || blocks >= 4 * threads);
 }
 
-// Calls body(team, thread) on each thread and says how many there were.
+// Calls body(team, thread) on each thread and says how many there were: as many as are usable where they
+// meet.
 template <class Body>
 int with_teams(Index blocks, int threads, Body body) {
+  const bool apart = blocks_per_thread(blocks, threads);
+  if (!apart) threads = std::min(threads, abele_usable_threads.load(std::memory_order_relaxed));
   if (threads <= 1) {
     body(Team{0, 1, {0, blocks}}, 0);
     return 1;
   }
   int started = 1;
-  const bool apart = blocks_per_thread(blocks, threads);
   const auto work = [&](int thread, int size) {
     if (thread == 0) started = size;
     if (apart)

@@ -165,7 +165,8 @@ void multiply_tile(const Share& share, Part rows, Index column, const Block& blo
       small_block(rows.size, width, along.size, a, {b, PRODUCT_COLUMNS, 1}, c, share.c_row, add,
                   pair_tiles());
     else if (share.one_row)
-      one_row_tile(width, along.size, a, b, c, add, ahead);
+      (share.packed ? one_row_tile<true> : one_row_tile<false>)(width, along.size, a, b, c, add,
+                                                                ahead);
     else if (width == PRODUCT_COLUMNS && last)
       return last_tile_of(share, rows.size, share.first_column + column, along.size, a, b, c, add,
                           ahead);
@@ -558,7 +559,27 @@ bool takes_rows(const AbeleProduct& p, Index across) {
   return p.count == 1 && across == 1 && near && p.c_type == ABELE_FLOAT32 && p.rows >= 4 * ROWS_AT_ONCE;
 }
 
+// A c that is one row, by one thread, which needs no memory.
+void multiply_row(const Share& share) {
+  const Index cuts = cuts_of(share.inner);
+  for (Index cut = 0; cut < cuts; ++cut) {
+    const Part along = inner_part(share.inner, cut);
+    const Block block{{along, {}}, 1, along.begin, along.size};
+    const Matrix row = share.a.floats().from(0, along.begin);
+    for (Index column = 0; column < share.columns; column += PRODUCT_COLUMNS)
+      multiply_tile(share, {0, 1}, column, block, row, nullptr, {share.packed, 0}, HALVES);
+  }
+}
+
 }  // namespace
+
+int multiply_columns(const AbeleProduct& p, const float* a, const float* packed, float* c,
+                     Index parts, Index which) {
+  const Share share = share_of(p, whole(p, a, packed, c), parts, parts, which);
+  if (share.columns <= 0) return ABELE_OK;
+  if (p.rows == 1) return multiply_row(share), ABELE_OK;
+  return guarded([&](Scratch& memory) { multiply(share, memory.each<float>(WORK, 1).first); });
+}
 
 void product(const AbeleProduct& given, const void* a, const void* b, void* c, int threads,
              Scratch& memory) {
@@ -603,18 +624,6 @@ using namespace abele;
 
 int abele_product(const AbeleProduct* sizes, const void* a, const void* b, void* c, int threads) {
   return guarded([&](Scratch& memory) { product(*sizes, a, b, c, threads, memory); });
-}
-
-// A c that is one row, by one thread, which needs no memory.
-static void multiply_row(const Share& share) {
-  const Index cuts = cuts_of(share.inner);
-  for (Index cut = 0; cut < cuts; ++cut) {
-    const Part along = inner_part(share.inner, cut);
-    const Block block{{along, {}}, 1, along.begin, along.size};
-    const Matrix row = share.a.floats().from(0, along.begin);
-    for (Index column = 0; column < share.columns; column += PRODUCT_COLUMNS)
-      multiply_tile(share, {0, 1}, column, block, row, nullptr, {share.packed, 0}, HALVES);
-  }
 }
 
 int abele_product_clamped(const AbeleProduct* product, const float* a, const float* packed,

@@ -2,19 +2,22 @@
 //
 // The caller multiplies the inputs of all steps before the loop, and computes the gradients of the
 // weights after it. Samples are independent: threads that have enough of them take all steps without
-// meeting.
+// meeting. Otherwise each thread takes some columns of every product and some units of every cell.
 #include <algorithm>
 
 #include "abi.h"
 #include "activations.h"
+#include "images.h"
 #include "parallel.h"
+#include "product.h"
+#include "tiles.h"
 
 namespace abele {
 namespace {
 
 // -- cells --------------------------------------------------------------------------------------
 //
-// One step of one sample. GATES is the width of the products in units, KEPT that of what backward
+// One step of some units of one sample, of `units`. GATES is the width of the products in units, KEPT that of what backward
 // reads, without which products are computed in the memory of the next state. CELLS: there is a
 // second state c. PASSED: a part of the gradient of h needs no product. `gates` begins with the
 // products of the state. Pointers that a cell has no use for are null.
@@ -24,11 +27,11 @@ struct Lstm {  // input, forget, cell, output
   static constexpr bool CELLS = true, PASSED = false;
 
   template <bool biased>
-  static void forward(Index units, const float* __restrict inputs, const float* __restrict bias,
+  static void forward(Index units, Part own, const float* __restrict inputs, const float* __restrict bias,
                       float* __restrict gates, const float*, float* __restrict states,
                       const float* cells_before, float* cells) {
 #pragma GCC ivdep
-    for (Index u = 0; u < units; ++u) {
+    for (Index u = own.begin; u < own.begin + own.size; ++u) {
       float in[GATES];
       for (Index gate = 0; gate < GATES; ++gate) {
         const Index at = gate * units + u;
@@ -46,12 +49,12 @@ struct Lstm {  // input, forget, cell, output
 
   // `grad_h` and `grad_c` are those of the state after a step; `grad_c` becomes that before it.
   template <bool summed>
-  static void backward(Index units, const float* __restrict grad_states, float* __restrict grad_h,
+  static void backward(Index units, Part own, const float* __restrict grad_states, float* __restrict grad_h,
                        float* __restrict grad_c, const float* __restrict gates, const float*,
                        const float*, const float* __restrict cells_before,
                        const float* __restrict cells, float* __restrict grad_inputs, float*) {
 #pragma GCC ivdep
-    for (Index u = 0; u < units; ++u) {
+    for (Index u = own.begin; u < own.begin + own.size; ++u) {
       const float entry = gates[u], forget = gates[units + u];
       const float cell = gates[2 * units + u], output = gates[3 * units + u];
       const float bent = tanh(cells[u]);
@@ -71,11 +74,11 @@ struct Gru {  // reset, update, candidate; kept: the candidate's product before 
   static constexpr bool CELLS = false, PASSED = true;
 
   template <bool biased>
-  static void forward(Index units, const float* __restrict inputs, const float* __restrict bias,
+  static void forward(Index units, Part own, const float* __restrict inputs, const float* __restrict bias,
                       float* __restrict gates, const float* states_before,
                       float* __restrict states, const float*, float*) {
 #pragma GCC ivdep
-    for (Index u = 0; u < units; ++u) {
+    for (Index u = own.begin; u < own.begin + own.size; ++u) {
       float in[GATES];
       for (Index gate = 0; gate < GATES; ++gate) {
         const Index at = gate * units + u;
@@ -92,13 +95,13 @@ struct Gru {  // reset, update, candidate; kept: the candidate's product before 
   // `grad_h` is that of the state after a step, and becomes what of it goes to the state before
   // without a product.
   template <bool summed>
-  static void backward(Index units, const float* __restrict grad_states, float* __restrict grad_h,
+  static void backward(Index units, Part own, const float* __restrict grad_states, float* __restrict grad_h,
                        float*, const float* __restrict gates,
                        const float* __restrict states_before, const float*, const float*,
                        const float*, float* __restrict grad_inputs,
                        float* __restrict grad_products) {
 #pragma GCC ivdep
-    for (Index u = 0; u < units; ++u) {
+    for (Index u = own.begin; u < own.begin + own.size; ++u) {
       const float reset = gates[u], update = gates[units + u];
       const float inner = gates[2 * units + u], candidate = gates[3 * units + u];
       const float h = summed ? grad_h[u] + grad_states[u] : grad_h[u];
@@ -134,19 +137,19 @@ struct Plain {
   static constexpr bool CELLS = false, PASSED = false;
 
   template <bool biased>
-  static void forward(Index units, const float* __restrict inputs, const float* __restrict bias,
+  static void forward(Index units, Part own, const float* __restrict inputs, const float* __restrict bias,
                       float*, const float*, float* __restrict states, const float*, float*) {
 #pragma GCC ivdep
-    for (Index u = 0; u < units; ++u)
+    for (Index u = own.begin; u < own.begin + own.size; ++u)
       states[u] = activated<relu>((biased ? states[u] + bias[u] : states[u]) + inputs[u]);
   }
 
   template <bool summed>
-  static void backward(Index units, const float* __restrict grad_states, float* __restrict grad_h,
+  static void backward(Index units, Part own, const float* __restrict grad_states, float* __restrict grad_h,
                        float*, const float*, const float*, const float* __restrict states,
                        const float*, const float*, float* __restrict grad_inputs, float*) {
 #pragma GCC ivdep
-    for (Index u = 0; u < units; ++u)
+    for (Index u = own.begin; u < own.begin + own.size; ++u)
       grad_inputs[u] =
           gradient<relu>(summed ? grad_h[u] + grad_states[u] : grad_h[u], states[u]);
   }
@@ -155,8 +158,8 @@ struct Plain {
 // -- time and threads ---------------------------------------------------------------------------
 
 // A thread takes all steps of its samples if it has so many, and weights that its second-level cache
-// holds; otherwise threads share the columns of each step's product.
-constexpr Index LEAST_SAMPLES = 4, NEAR_WEIGHTS = 1 << 18;
+// holds. Otherwise threads meet in each step, which takes as long as so many multiply-adds.
+constexpr Index LEAST_SAMPLES = 4, NEAR_WEIGHTS = 1 << 18, MEETING = 1 << 15;
 
 // The index in memory of step `turn` in the order of time.
 inline Index place(const AbeleRecurrent& layer, Index turn) {
@@ -181,20 +184,20 @@ inline T* offset(T* data, Index elements) {
 }
 
 // c[samples, columns] = a[samples, inner] b, of which b is packed and rows of c are `width` apart;
-// or that is added to c.
-inline int multiply(Samples samples, Index columns, Index inner, const float* a,
-                    const float* packed, float* c, Index width, bool added, int threads) {
+// or that is added to c. Each thread of a team has whole panels of columns.
+inline int multiply(const Team& team, Samples samples, Index columns, Index inner, const float* a,
+                    const float* packed, float* c, Index width, bool added) {
   const Index rows = samples.end - samples.begin;
   const AbeleProduct product{1, rows, columns, inner, 0, inner, 1, 0, 0, 0, 0, width, 1, added, 0};
-  return abele_product(&product, samples.of(a, inner), packed, samples.of(c, width), threads);
+  return multiply_columns(product, samples.of(a, inner), packed, samples.of(c, width), team.size,
+                          team.rank);
 }
 
-// The samples of a step, shared by threads that meet after it.
-template <class Cell>
-void each_sample(Samples samples, int threads, Cell cell) {
-  share<1 << 30>(samples.end - samples.begin, threads, [=](Index begin, Index end) {
-    for (Index i = samples.begin + begin; i < samples.begin + end; ++i) cell(i);
-  });
+// The units of a thread's cells: the columns of a product that has one for each unit.
+inline Part units_of(const Team& team, Index units) {
+  const Part panels = part(ceil_div(units, PRODUCT_COLUMNS), team.size, team.rank);
+  const Index begin = panels.begin * PRODUCT_COLUMNS;
+  return {begin, std::min(units - begin, panels.size * PRODUCT_COLUMNS)};
 }
 
 // Zeros if there is nothing to copy.
@@ -219,21 +222,24 @@ struct Forward {
     if (Cell::CELLS) fill(samples, units, cells + first * layer.kept, c);
   }
 
-  int turn(Samples samples, Index turn, int threads) const {
+  int turn(const Team& team, Samples samples, Index turn) const {
     const Index step = place(layer, turn), units = layer.units, size = layer.batch * units;
     const Index width = GATES * units, room = KEPT ? KEPT * units : units;
     const float* from = states + before(layer, step) * size;
     float* next = states + after(layer, step) * size;
     float* to = KEPT ? gates + step * size * KEPT * layer.kept : next;
-    const int status = multiply(samples, width, units, from, packed, to, room, false, threads);
+    const int status = multiply(team, samples, width, units, from, packed, to, room, false);
+    team.wait();
     const float* cells_from = offset(cells, before(layer, step) * size * layer.kept);
     float* cells_to = offset(cells, after(layer, step) * size * layer.kept);
     const auto cell = bias ? Cell::template forward<true> : Cell::template forward<false>;
-    each_sample(samples, threads, [=, this](Index i) {
+    const Part own = units_of(team, units);
+    for (Index i = samples.begin; i < samples.end; ++i) {
       const Index at = i * units;
-      cell(units, inputs + step * size * GATES + i * width, bias, to + i * room, from + at,
+      cell(units, own, inputs + step * size * GATES + i * width, bias, to + i * room, from + at,
            next + at, offset(cells_from, at), offset(cells_to, at));
-    });
+    }
+    team.wait();
     return status;
   }
 };
@@ -250,30 +256,34 @@ struct Backward {
     if (Cell::CELLS) fill(samples, layer.units, grad_c, grad_last_c);
   }
 
-  int turn(Samples samples, Index turn, int threads) const {
+  int turn(const Team& team, Samples samples, Index turn) const {
     const Index step = place(layer, layer.steps - 1 - turn), units = layer.units;
     const Index size = layer.batch * units, width = GATES * units;
     const Index earlier = before(layer, step) * size, later = after(layer, step) * size;
     float* of_inputs = grad_inputs + step * size * GATES;
     float* of_products = offset(grad_products, step * size * GATES);
     const auto cell = grad_states ? Cell::template backward<true> : Cell::template backward<false>;
-    each_sample(samples, threads, [=, this](Index i) {
+    const Part own = units_of(team, units);
+    for (Index i = samples.begin; i < samples.end; ++i) {
       const Index at = i * units;
-      cell(units, offset(grad_states, step * size + at), grad_h + at, offset(grad_c, at),
+      cell(units, own, offset(grad_states, step * size + at), grad_h + at, offset(grad_c, at),
            offset(gates, (step * size + at) * KEPT), offset(states, earlier + at),
            offset(states, later + at), offset(cells, earlier + at), offset(cells, later + at),
            of_inputs + i * width, offset(of_products, i * width));
-    });
+    }
+    team.wait();
     const float* from = Cell::PASSED ? of_products : of_inputs;
-    return multiply(samples, units, width, from, packed, grad_h, units, Cell::PASSED, threads);
+    // The next cells read what this thread writes, and nothing of another.
+    return multiply(team, samples, units, width, from, packed, grad_h, units, Cell::PASSED);
   }
 };
 
 template <class Pass>
-int all_turns(const Pass& pass, Samples samples, int threads) {
-  pass.begin(samples);
+int all_turns(const Pass& pass, const Team& team, Samples samples) {
+  if (team.rank == 0) pass.begin(samples);
+  team.wait();
   int status = ABELE_OK;
-  for (Index turn = 0; turn < pass.layer.steps; ++turn) status |= pass.turn(samples, turn, threads);
+  for (Index turn = 0; turn < pass.layer.steps; ++turn) status |= pass.turn(team, samples, turn);
   return status;
 }
 
@@ -281,14 +291,19 @@ template <class Pass>
 int run(const Pass& pass, int threads) {
   const AbeleRecurrent& layer = pass.layer;
   const Index weights = Pass::GATES * layer.units * layer.units;
-  const bool apart = weights <= NEAR_WEIGHTS && layer.batch >= LEAST_SAMPLES * threads;
-  const Samples all{0, layer.batch};
-  if (!apart) return all_turns(pass, all, abele_threads(0, 2 * layer.batch * weights, threads));
   int status = ABELE_OK;
-  share<1 << 30>(layer.batch, threads, [&](Index begin, Index end) {
-    const int own = all_turns(pass, {begin, end}, 1);
+  const auto steps = [&](const Team& team, Samples samples) {
+    const int own = all_turns(pass, team, samples);
     if (own) __atomic_fetch_or(&status, own, __ATOMIC_RELAXED);
-  });
+  };
+  if (weights <= NEAR_WEIGHTS && layer.batch >= LEAST_SAMPLES * threads) {
+    share<1 << 30>(layer.batch, threads,
+                   [&](Index begin, Index end) { steps({0, 1, {}}, {begin, end}); });
+    return status;
+  }
+  const Index most = std::min(layer.batch * weights / MEETING, ceil_div(layer.units, PRODUCT_COLUMNS));
+  with_teams(1, static_cast<int>(std::clamp<Index>(most, 1, threads)),
+             [&](const Team& team, int) { steps(team, {0, layer.batch}); });
   return status;
 }
 

@@ -187,8 +187,9 @@ constexpr std::array<LastTile, PRODUCT_ROWS> LAST_TILES[][2] = {
 constexpr std::array<Tile, PRODUCT_ROWS> HALF_TILES[] = {
     tiles<false, 1, false, true>(ALL_ROWS), tiles<true, 1, false, true>(ALL_ROWS)};
 
-// All of c's only row that one tile has: c[vectors] (+)= a[k] b[k, vectors].
-template <int vectors>
+// All of c's only row that one tile has: c[vectors] (+)= a[k] b[k, vectors]. Each element of b is read once,
+// so the next panel of a b that is packed already is asked for here.
+template <int vectors, bool packed>
 void row_tile(Index k, const float* a, Index a_step, const float* b, float* c, bool add,
               Ahead ahead) {
   Vec totals[vectors] = {};
@@ -196,7 +197,10 @@ void row_tile(Index k, const float* a, Index a_step, const float* b, float* c, b
     const Vec value = broadcast(a[p * a_step]);
 #pragma GCC unroll 2
     for (int v = 0; v < vectors; ++v) sums[v] += value * load(b + p * PRODUCT_COLUMNS + v * LANES);
-    __builtin_prefetch(ahead.line + p * ahead.step, 0, LATER);
+#pragma GCC unroll 2
+    for (Index line = 0; packed && line < vectors * LANES; line += LINE)
+      __builtin_prefetch(b + (k + p) * PRODUCT_COLUMNS + line, 0, SOON);
+    if (!packed) __builtin_prefetch(ahead.line + p * ahead.step, 0, LATER);
   };
   Index p = 0;
   while (p < k) {
@@ -213,12 +217,14 @@ void row_tile(Index k, const float* a, Index a_step, const float* b, float* c, b
 }
 
 // The tile of whole columns, or of half of them, of a c that is one row.
+template <bool packed>
 inline void one_row_tile(Index width, Index k, Matrix a, const float* b, float* c, bool add,
                          Ahead ahead) {
   float sums[PRODUCT_COLUMNS];
   if (width == PRODUCT_COLUMNS)
-    return row_tile<2>(k, a.data, a.column, b, c, add, ahead);
-  (width <= LANES ? row_tile<1> : row_tile<2>)(k, a.data, a.column, b, sums, false, ahead);
+    return row_tile<2, packed>(k, a.data, a.column, b, c, add, ahead);
+  (width <= LANES ? row_tile<1, packed> : row_tile<2, packed>)(k, a.data, a.column, b, sums, false,
+                                                               ahead);
   for (Index j = 0; j < width; ++j) c[j] = add ? c[j] + sums[j] : sums[j];
 }
 
