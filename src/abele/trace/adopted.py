@@ -22,7 +22,7 @@ from abele.program.aliasing import base
 from abele.trace.module_state import plain
 from abele.warn import user_line
 
-_MOST_READ = 64  # elements
+_MOST_READ, _MOST_INDICES = 64, 2**20  # elements of numbers, and of masks and indices
 #: Nodes with their function and operands.
 Steps = list[tuple[torch.fx.Node, Callable[..., Any], Any, Any]]
 _PERMUTE: Any = torch.ops.aten.permute.default
@@ -160,8 +160,8 @@ class Adopted:
         """
         for slot in self._slots.values():
             if slot.node is node and slot.role not in (Role.INPUT, Role.HYPER):
-                small = slot.laid.numel() <= _MOST_READ
-                if small:
+                numbers = slot.laid.is_floating_point() or slot.laid.is_complex()
+                if slot.laid.numel() <= (_MOST_READ if numbers else _MOST_INDICES):
                     return self._looked_at.setdefault(node, (slot.laid, slot.laid.clone()))[1]
         return None
 

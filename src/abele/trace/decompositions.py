@@ -35,8 +35,8 @@ def _index(x: torch.Tensor, indices: list[torch.Tensor | None]) -> Any:
     for index in indices:
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             places.append(index)
-        elif (mask := constant_value(index)) is None:
-            return NotImplemented
+        elif (mask := constant_value(index)) is None:  # known if it follows from a function's state
+            places += [column.contiguous() for column in index.nonzero().unbind(1)]
         else:
             with _torch.outside_the_trace():
                 columns = [column.contiguous() for column in mask.nonzero().unbind(1)]
