@@ -9,7 +9,7 @@ tensors and plain values can be reached from it; the traced call gets a copy.
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -61,13 +61,6 @@ def unflatten(leaves: Sequence[Any], structure: _Structure) -> tuple[Any, list[A
         outer.append(batch)
         made += [batch, *inside]
     return _torch.unflatten(outer, structure[0]), made
-
-
-def batches(value: Any) -> Iterator[Any]:
-    """Yield the objects among nested containers that are taken apart."""
-    for leaf in _torch.flatten(value)[0]:
-        if _fields(leaf) is not None:
-            yield leaf
 
 
 def _fields(value: Any, depth: int = _DEPTH) -> dict[str, Any] | None:

@@ -69,15 +69,12 @@ class Output:
     index: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Given:
+class Given(Output):
     """A leaf of a function's result that is an argument; ``index`` counts their leaves."""
 
     index: int
 
-
-@dataclasses.dataclass(frozen=True)
-class GivenBatch:
+class GivenBatch(Output):
     """A leaf of a function's result that is a batch; ``index`` counts those of the arguments."""
 
     index: int

@@ -13,11 +13,10 @@ import inspect
 import os
 import threading
 import traceback
-import types
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
 
 import torch
 
@@ -29,7 +28,7 @@ from abele.compilation.executable_file import SUFFIX
 from abele.compilation.start import Start
 from abele.errors import AbeleError, CaptureError, DataDependentError, TargetError
 from abele.functions.arguments import Arguments
-from abele.functions.batches import batches
+from abele.functions.batches import flatten
 from abele.functions.capture import CapturedCall, ChangesError, capture, code_of
 from abele.functions.compiled import CompiledCall
 from abele.functions.division import TRAINING, divide
@@ -53,6 +52,10 @@ if TYPE_CHECKING:
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 MOST_PROGRAMS = 8
 _MOST_FAILURES = 3
+_DROPPED = (
+    "gradients that the update uses are not written to memory: grad is None after a call "
+    "(keep_gradients=True keeps them)"
+)
 _tracing = threading.local()
 # Names by which code reads the numbers of optimizers.
 _NUMBERS = frozenset({"lr", "param_groups", "get_last_lr", "get_lr"})
@@ -73,7 +76,8 @@ def _line_in(function: Callable[..., Any], error: BaseException) -> tuple[int | 
     while error.__cause__ is not None:
         error = error.__cause__
     for frame, number in traceback.walk_tb(error.__traceback__):
-        if frame.f_code is code or (code and _is_like(frame.f_code, code)):
+        own = (frame.f_code.co_filename, frame.f_code.co_name)
+        if code and own == (code.co_filename, code.co_name):
             line = number
         elif line is not None and not is_library(frame.f_code.co_filename):
             free = {n: v for n, v in frame.f_locals.items() if n in frame.f_code.co_freevars}
@@ -82,10 +86,6 @@ def _line_in(function: Callable[..., Any], error: BaseException) -> tuple[int | 
                 return None, False
             changes = changes or may_change_arguments(frame.f_code, frame.f_globals)
     return line, changes
-
-
-def _is_like(code: types.CodeType, own: types.CodeType) -> bool:
-    return (code.co_filename, code.co_name) == (own.co_filename, own.co_name)
 
 
 class _Bound:
@@ -100,13 +100,19 @@ class _Bound:
         self.function: Function | None = None
         self.owner: weakref.ref[Any] | None = None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Bound:
-        """Return an empty one."""
-        return _Bound()
-
     def __reduce__(self) -> Any:
-        """Pickle as an empty one."""
+        """Copy and pickle as an empty one."""
         return _Bound, ()
+
+
+class Options(NamedTuple):
+    """The options of ``abele.compile``."""
+
+    strict: bool
+    keep_gradients: bool
+    cache: ExecutableCache | None
+    start: Start
+    report: Path | None
 
 
 class Function:
@@ -118,23 +124,12 @@ class Function:
         eager: why calls without a program run as plain PyTorch; None if they are captured.
     """
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        *,
-        strict: bool = False,
-        keep_gradients: bool = False,
-        cache: str | os.PathLike[str] | bool = True,
-        start: Start = Start.TIERED,
-        report: Path | None = None,
-    ):
+    def __init__(self, function: Callable[..., Any], options: Options):
         if not isinstance(function, torch.nn.Module):
             functools.update_wrapper(self, function)
-        self.function, self.strict = function, strict
+        self.function, self._options = function, options
         self.programs: list[CompiledCall] = []
         self.eager: str | None = None
-        self._keep, self._cache, self._start = keep_gradients, _cache_of(cache), start
-        self._report = report
         self._recording: Recording | None = None
         self._calls, self._failures, self._said = 0, 0, False
         self._frames = Frames(code_of(function))
@@ -147,13 +142,10 @@ class Function:
         self._read = set[int | Place]()
         self._counters, self._defers = set[Place](), False
         self._lock = threading.RLock()
+        self._name = getattr(function, "__qualname__", type(function).__name__)
         self._of_others: dict[int, _Bound] = {}  # for classes, and objects without a dictionary
         if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
             self._give_up(CaptureError("It is a generator or coroutine, which runs in pieces."))
-
-    @property
-    def _name(self) -> str:
-        return getattr(self.function, "__qualname__", type(self.function).__name__)
 
     def _repr_html_(self) -> str:
         from abele.functions.shown import card_of  # charts take time to import
@@ -184,7 +176,7 @@ class Function:
         if self._recording is None:
             from abele.functions.shown import Recording
 
-            self._recording = Recording(self._name, self.programs, self._report)
+            self._recording = Recording(self._name, self.programs, self._options.report)
         return self._recording
 
     def __repr__(self) -> str:
@@ -217,16 +209,7 @@ class Function:
         return kept.function
 
     def _like(self, function: Callable[..., Any]) -> Function:
-        made = Function(
-            function,
-            strict=self.strict,
-            keep_gradients=self._keep,
-            start=self._start,
-            cache=False,
-            report=self._report,
-        )
-        made._cache = self._cache
-        return made
+        return Function(function, self._options)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Function:
         """Return a function without programs, of the copied object if it is a method."""
@@ -298,29 +281,22 @@ class Function:
             compiled.close()
             self._give_up(CaptureError(f"What a call depends on changes while it runs: {reason}."))
             return self._body(*args, **kwargs)
-        if compiled.captured.gradients.dropped:
-            self._say_dropped()
+        if compiled.captured.gradients.dropped and not self._said:
+            self._said = True
+            self._announce(_DROPPED)
         self._add(compiled)
         return compiled.run(inputs)
 
     def _add(self, compiled: CompiledCall) -> None:
         self.programs.insert(0, compiled)
-        if self._report is not None:
+        if self._options.report is not None:
             self._shown().added(compiled)
-
-    def _say_dropped(self) -> None:
-        if not self._said:
-            self._said = True
-            self._announce(
-                "gradients that the update uses are not written to memory: grad is None after a "
-                "call (keep_gradients=True keeps them)"
-            )
 
     def _compare_batches(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Find out whether objects that hold tensors are other ones at each call."""
         if self._expands:
             return
-        found = list(batches((args, kwargs)))
+        found = flatten((args, kwargs))[2]
         before = self._batches if self._calls > 1 else found
         self._expands = any(a is not b for a, b in zip(found, before, strict=False))
         self._batches = [] if self._expands else found  # which lets no other one have their id
@@ -359,7 +335,7 @@ class Function:
             return result
         finally:
             self._failures += not (failed and self.programs)
-            if self._failures > _MOST_FAILURES and not (failed and self.strict):
+            if self._failures > _MOST_FAILURES and not (failed and self._options.strict):
                 self._give_up(error)
 
     def _promote(self) -> None:
@@ -470,7 +446,7 @@ class Function:
                         arguments,
                         reached,
                         self._promoted,
-                        keep_gradients=self._keep,
+                        keep_gradients=self._options.keep_gradients,
                         slots=self._may_have_slots(host),
                         host=host,
                         numbers=numbers,
@@ -485,8 +461,8 @@ class Function:
             arguments,
             self._guards(frames, reached, captured, host, numbers),
             host,
-            cache=self._cache,
-            start=self._start,
+            cache=self._options.cache,
+            start=self._options.start,
             announce=self._switched,
         )
 
@@ -544,10 +520,10 @@ class Function:
             file, line, code = user_frame(error)
             what = f"{type(error).__name__}: {text}".rstrip(": ")
             text = f"its capture fails by {what}, at {file}:{line}: `{code}`."
-        if self.strict and known:
+        if self._options.strict and known:
             show_user_frames(error)
             raise error
-        if self.strict:
+        if self._options.strict:
             raise CaptureError(text) from error
         self.eager = text
         others = ", but for calls that have a program" if self.programs else ""
@@ -616,23 +592,13 @@ def compile(
         CaptureError: at a call, with ``strict``, where the function cannot be one program.
     """
     if function is None:
-        return functools.partial(
-            compile,
-            strict=strict,
-            keep_gradients=keep_gradients,
-            cache=cache,
-            start=start,
-            report=report,
-        )
+        given: Any = {"strict": strict, "keep_gradients": keep_gradients, "cache": cache}
+        return functools.partial(compile, **given, start=start, report=report)
     if not callable(function):
         raise TypeError(f"abele.compile takes a function, found {function!r}.")
     if start not in list(Start):
         raise ValueError(f"start={start!r} was asked for. Pass one of {', '.join(Start)}.")
+    folder = None if report is None else Path(report)
     return Function(
-        function,
-        strict=strict,
-        keep_gradients=keep_gradients,
-        cache=cache,
-        start=Start(start),
-        report=None if report is None else Path(report),
+        function, Options(strict, keep_gradients, _cache_of(cache), Start(start), folder)
     )

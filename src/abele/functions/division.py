@@ -8,7 +8,6 @@ part needs what such a statement computes is not divided.
 from __future__ import annotations
 
 import ast
-import builtins
 import copy
 import sys
 import types
@@ -24,7 +23,6 @@ from abele.functions.host import RETURNED, Held, Host
 from abele.functions.source import (
     Names,
     attributes,
-    base,
     chain,
     chains,
     changed_expressions,
@@ -32,6 +30,7 @@ from abele.functions.source import (
     definition,
     effects,
     loaded,
+    outside,
     parsed,
     reason_to_wait,
     root,
@@ -239,7 +238,9 @@ class _Division:
             return set()
         calls = [each for each in ast.walk(statement) if isinstance(each, ast.Call)]
         given = [*(a for e in calls for a in e.args), *(k.value for e in calls for k in e.keywords)]
-        return {part for each in given for part in (*chain(each), base(each)) if part}
+        return {
+            part for each in given for part in (*chain(each), root(each, ast.Subscript)) if part
+        }
 
     def _effects(self, statement: ast.AST) -> Names:
         """Return the names of objects that a statement may change."""
@@ -260,7 +261,7 @@ class _Division:
 
     def set_by(self, statement: ast.stmt) -> Names:
         """Return the variables that a statement sets, or whose containers it changes."""
-        changed = {base(each) for each in changed_expressions(statement)}
+        changed = {root(each, ast.Subscript) for each in changed_expressions(statement)}
         own = changed & (self._locals - {self._self_name})
         given = self._given(statement) & (self._locals - {self._self_name})
         return (stored(statement) & self._locals) | own | given
@@ -365,7 +366,7 @@ class _Division:
             return _UNKNOWN
         if node.id == self._self_name:
             return self._owner
-        return _UNKNOWN if node.id in self._locals else self._outside(node.id)
+        return _UNKNOWN if node.id in self._locals else outside(self._function, node.id)
 
     def _late(self, body: Sequence[ast.stmt], *, following: bool) -> dict[int, bool]:
         result: dict[int, bool] = {}
@@ -379,17 +380,6 @@ class _Division:
                 result |= self._late(block, following=following or loops)
             following = following or not _computes_nothing(each)
         return result
-
-    def _outside(self, name: str) -> Any:
-        for free, cell in zip(
-            self._function.__code__.co_freevars, self._function.__closure__ or (), strict=True
-        ):
-            if free == name:
-                try:
-                    return cell.cell_contents
-                except ValueError:
-                    return None
-        return self._function.__globals__.get(name, getattr(builtins, name, None))
 
     def _refusal(self, line: int, what: str) -> CaptureError:
         file = self._function.__code__.co_filename

@@ -87,7 +87,9 @@ class Host:
                 self._contents.append((value, _parts(value)))
         if not self.late[index]:
             _check_early_values({n: v for n, v in variables.items() if n != self.receiver})
-            variables = {name: _as_now(value) for name, value in variables.items()}
+            for name, value in variables.items():
+                is_tensor = isinstance(value, torch.Tensor)
+                variables[name] = value.detach().clone() if is_tensor else value
         self.events.append((index, variables))
 
     def run(
@@ -162,18 +164,10 @@ class Held(Opaque):
 def _check_early_values(variables: Mapping[str, Any]) -> None:
     """Refuse objects whose tensors the function may go on to change."""
     for name, value in variables.items():
-        if not isinstance(value, torch.Tensor) and _holds_real(value):
+        kinds = (torch.Tensor, np.ndarray)
+        leaves = [] if isinstance(value, torch.Tensor) else _torch.flatten(value)[0]
+        if any(holds_tensors(leaf) for leaf in leaves if not isinstance(leaf, kinds)):
             raise CaptureError(
                 f"A statement with a number of a tensor, or a change of a Python object, uses "
                 f"{name} before the function goes on to change it. Put the statement last."
             )
-
-
-def _holds_real(value: Any) -> bool:
-    leaves, _ = _torch.flatten(value)
-    kinds = (torch.Tensor, np.ndarray)
-    return any(holds_tensors(leaf) for leaf in leaves if not isinstance(leaf, kinds))
-
-
-def _as_now(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value

@@ -65,7 +65,7 @@ class Numbers:
     optimizer: torch.optim.Optimizer
     label: str
     variable: frozenset[str]
-    seen: list[list[Any]] = dataclasses.field(default_factory=list[list[Any]])
+    seen: list[_Group] = dataclasses.field(default_factory=list[_Group])
     slots: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
     free: frozenset[Any] = frozenset()
     steps: bool = True
@@ -96,25 +96,17 @@ class Numbers:
 
     def has_same_state(self) -> bool:
         """Return whether parameters and objects of state are those of the captured call."""
+        groups: Any = self.optimizer.param_groups
+        if not _are_same([group["params"] for group in groups], self._params, of=_are_same):
+            return False
         if not self.steps:
-            now = [list(group["params"]) for group in self.optimizer.param_groups]
-            return len(now) == len(self._params) and all(
-                len(a) == len(b) and _are_same(a, b) for a, b in zip(now, self._params, strict=True)
-            )
+            return True
         space, state = self.optimizer.__dict__, self._state
-        if space["state"] is not state or space["param_groups"] is not self._groups:
+        if space["state"] is not state or groups is not self._groups:
             return False
         keys, values = self._of_params
-        if len(state) != len(keys) or not _are_same(state, keys):
+        if not (_are_same(state, keys) and _are_same(state.values(), values)):
             return False
-        if not _are_same(state.values(), values):
-            return False
-        if len(self._groups) != len(self._params):
-            return False
-        for group, params in zip(self._groups, self._params, strict=True):
-            now = group["params"]
-            if len(now) != len(params) or not _are_same(now, params):
-                return False
         try:
             now = list(map(operator.getitem, self._holders, self._keys))
         except KeyError:
@@ -126,16 +118,10 @@ class Numbers:
         now = numbers_of(self.optimizer, self.free)
         if not self.steps or now == self.seen:
             return _UNCHANGED
-        if len(now) != len(self.seen):
+        if [*map(list, now)] != [*map(list, self.seen)]:
             return set(), {"param_groups"}
-        names = {
-            name
-            for group, before, after in zip(
-                self.optimizer.param_groups, self.seen, now, strict=True
-            )
-            for name, old, new in _pairs(_fixed(group, self.free), before, after)
-            if type(old) is not type(new) or old != new
-        }
+        pairs = list(zip(self.seen, now, strict=True))
+        names = {n for a, b in pairs for n in {**a, **b} if not _are_equal(a.get(n), b.get(n))}
         return names & self.variable, names - self.variable
 
     def follow(self, write: Callable[[str, float], None]) -> None:
@@ -149,8 +135,8 @@ class Numbers:
                     write(name, number)
 
 
-def _are_same(now: Iterable[Any], before: Iterable[Any]) -> bool:
-    return all(map(operator.is_, now, before))
+def _are_same(now: Any, before: Any, of: Callable[[Any, Any], Any] = operator.is_) -> bool:
+    return len(now) == len(before) and all(map(of, now, before))
 
 
 def _is_same_entry(now: Any, before: Any) -> bool:
@@ -163,12 +149,10 @@ def _kinds_of(kind: Any) -> Iterator[Any]:
         yield from _kinds_of(each)
 
 
-def numbers_of(
-    optimizer: torch.optim.Optimizer, free: frozenset[Any] = frozenset()
-) -> list[list[Any]]:
-    """Return the values of each parameter group without its parameters, and some numbers."""
+def numbers_of(optimizer: torch.optim.Optimizer, free: frozenset[Any]) -> list[_Group]:
+    """Return each parameter group without its parameters, and without numbers at given places."""
     return [
-        [value for name, value in _fixed(group, free).items() if name != "params"]
+        {name: value for name, value in _fixed(group, free).items() if name != "params"}
         for group in optimizer.param_groups
     ]
 
@@ -178,13 +162,8 @@ def _fixed(group: _Group, free: frozenset[Any]) -> _Group:
     return {k: v for k, v in group.items() if (id(group), k) not in free} if free else group
 
 
-def _pairs(
-    group: _Group, before: Sequence[Any], after: Sequence[Any]
-) -> list[tuple[str, Any, Any]]:
-    names = [name for name in group if name != "params"]
-    if not len(names) == len(before) == len(after):
-        return [("param_groups", None, 0)]
-    return list(zip(names, before, after, strict=True))
+def _are_equal(now: Any, before: Any) -> bool:
+    return type(now) is type(before) and now == before
 
 
 def _slots_of(label: str, index: int, group: _Group, names: frozenset[str]) -> dict[str, float]:

@@ -14,7 +14,6 @@ the function, whether the rest is a program or not.
 from __future__ import annotations
 
 import ast
-import builtins
 import copy
 import inspect
 import types
@@ -29,10 +28,12 @@ from abele.functions.frames import PLAIN, Frame, attribute
 from abele.functions.source import (
     DEFINITIONS,
     attributes,
+    chain,
     compiled_like,
     definition,
     effects,
     loaded,
+    outside,
     parsed,
     stored,
 )
@@ -40,6 +41,7 @@ from abele.functions.state import holds_tensors
 
 _NUMBER: Any = object()  # stands for a value of Python that is not known before a call
 _GROUP: Any = object()  # stands for a parameter group of an optimizer
+_UNSET: Any = object()
 _PURE: Sequence[Any] = (
     *(abs, bool, divmod, enumerate, float, int, isinstance, len, max, min),
     *(pow, range, reversed, round, sorted, str, sum, zip),
@@ -48,8 +50,8 @@ _READS = frozenset({"get", "items", "keys", "values", "index", "count"})
 # What statements that stay behind may change, and the prologue would see too early or late.
 _NOT_READ = frozenset({"grad", "training", "data", "state", "__dict__"})
 _UNSPLIT = frozenset({"locals", "vars", "eval", "exec", "dir", "globals"})
+# Methods that set no numbers.
 _LEFT_BEHIND = frozenset({"zero_grad", "train", "eval"})
-_CONVERSIONS = frozenset({"to", "cpu", "cuda", "float", "double", "long", "flatten", "unsqueeze"})
 _DEPTH, _MOST = 4, 16
 _SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign)
 # What sets or reads numbers of optimizers.
@@ -124,7 +126,8 @@ def _moved(body: Sequence[ast.stmt], reader: _Reader, others: Sequence[Frame]) -
     useful, calls = 0, False
     read, written = set[str](), set[str]()  # variables of the statements that stay behind
     for statement in body:
-        if isinstance(statement, ast.Global | ast.Nonlocal | ast.Pass) or _is_text(statement):
+        is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        if is_text or isinstance(statement, ast.Global | ast.Nonlocal | ast.Pass):
             continue
         depends = attributes(statement) & written or effects(statement) & (read | written)
         reader.called.clear()
@@ -134,13 +137,11 @@ def _moved(body: Sequence[ast.stmt], reader: _Reader, others: Sequence[Frame]) -
         if free:
             moved.append(statement)
             useful = useful if _is_unpacking(statement) else len(moved)
-        elif _stays_behind(statement, reader):
-            read |= loaded(statement)
-            written |= stored(statement)
         elif isinstance(statement, _SIMPLE) and not _names(statement) & _STEPS:
             calls = True
             read |= _names(statement)
-            written |= effects(statement)
+            known = attributes(statement) & _LEFT_BEHIND
+            written |= stored(statement) if known else effects(statement)
         else:
             break
     return moved[:useful]
@@ -163,7 +164,8 @@ def _is_independent(
         if isinstance(each, ast.Global | ast.Nonlocal):
             changed |= {*each.names}
         if isinstance(each, ast.Attribute | ast.Subscript) and isinstance(each.ctx, ast.Store):
-            changed |= _names(each)
+            keys = each.slice if isinstance(each, ast.Subscript) else ast.Pass()
+            changed |= chain(each) | _names(keys)
     used = changed.union(*map(_names, nodes))
     codes = [each for each in others if each.code not in reader.called]
     mentioned = changed & read or any(each.mentions(changed) for each in codes)
@@ -176,51 +178,11 @@ def _names(node: ast.AST) -> frozenset[str]:
     return attributes(node) | effects(node) | {each for each in found if isinstance(each, str)}
 
 
-def _is_text(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-
-
 def _is_unpacking(statement: ast.stmt) -> bool:
-    if not isinstance(statement, ast.Assign) or not all(map(_is_variable, statement.targets)):
-        return False
-    return isinstance(statement.value, ast.Name | ast.Subscript | ast.Tuple)
-
-
-def _is_variable(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name | ast.Tuple)
-
-
-def _stays_behind(statement: ast.stmt, reader: _Reader) -> bool:
-    """Return whether what a statement does is independent of statements of numbers after it."""
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        call = statement.value
-        if not isinstance(call.func, ast.Attribute) or call.func.attr not in _LEFT_BEHIND:
-            return False
-        try:
-            receiver = reader.value(call.func.value)
-        except _NotPlainError:
-            return False
-        return isinstance(receiver, torch.nn.Module | torch.optim.Optimizer)
     if not isinstance(statement, ast.Assign):
         return False
-    return all(map(_is_variable, statement.targets)) and _converts(statement.value)
-
-
-def _converts(node: ast.expr | ast.keyword) -> bool:
-    """Return whether an expression is a variable, an item or a conversion of tensors."""
-    match node:
-        case ast.Tuple():
-            return all(map(_converts, node.elts))
-        case ast.Subscript():
-            return _converts(node.value) and _converts(node.slice)
-        case ast.Attribute(attr="device" | "dtype") | ast.Attribute(value=ast.Name("torch")):
-            return _converts(node.value)
-        case ast.keyword():
-            return _converts(node.value)
-        case ast.Call(func=ast.Attribute(attr=attr, value=value)) if attr in _CONVERSIONS:
-            return all(map(_converts, (value, *node.args, *node.keywords)))
-        case _:
-            return isinstance(node, ast.Name | ast.Constant)
+    variables = all(isinstance(each, ast.Name | ast.Tuple) for each in statement.targets)
+    return variables and isinstance(statement.value, ast.Name | ast.Subscript | ast.Tuple)
 
 
 def _made(
@@ -447,19 +409,10 @@ class _Reader:
     def _variable(self, name: str) -> Any:
         if name in self._space:
             return self._space[name]
-        if name not in self.outer:
-            raise _NotPlainError  # not set yet
-        closure = self._function.__closure__ or ()
-        for free, cell in zip(self._function.__code__.co_freevars, closure, strict=True):
-            if free == name:
-                try:
-                    return cell.cell_contents
-                except ValueError:
-                    raise _NotPlainError from None
-        space = {**vars(builtins), **self._function.__globals__}
-        if name not in space:
+        value = outside(self._function, name, _UNSET) if name in self.outer else _UNSET
+        if value is _UNSET:
             raise _NotPlainError
-        return space[name]
+        return value
 
     def _of(self, owner: Any, name: str) -> Any:
         """Return an attribute of an object, read past descriptors."""

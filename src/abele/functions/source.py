@@ -12,7 +12,7 @@ import textwrap
 import types
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -46,6 +46,17 @@ def parsed(function: types.FunctionType) -> ast.FunctionDef | None:
 def _is_mangled(node: ast.AST) -> bool:
     name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
     return str(name).startswith("__") and not str(name).endswith("__")
+
+
+def outside(function: types.FunctionType, name: str, default: Any = None) -> Any:
+    """Return a variable of enclosing functions, a global or a builtin; a default if not set."""
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    if name not in cells:
+        return function.__globals__.get(name, getattr(builtins, name, default))
+    try:
+        return cells[name].cell_contents
+    except ValueError:
+        return default
 
 
 def compiled_like(
@@ -220,17 +231,10 @@ def chains(node: ast.AST) -> Iterator[ast.Name | ast.Attribute]:
         yield from chains(each)
 
 
-def root(node: ast.AST) -> str:
-    """Return the variable that a chain of attributes begins with; empty for other expressions."""
-    while isinstance(node, ast.Attribute):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def base(node: ast.AST) -> str:
-    """Return the variable of a subscript chain; empty for attributes."""
-    while isinstance(node, ast.Subscript):
-        node = node.value
+def root(node: Any, kind: type[ast.expr] = ast.Attribute) -> str:
+    """Return the variable that a chain of attributes or items begins with; else ``""``."""
+    while isinstance(node, kind):
+        node = cast("Any", node).value
     return node.id if isinstance(node, ast.Name) else ""
 
 

@@ -97,33 +97,6 @@ def test_two_groups_and_a_global_epoch(wrap):
     return lambda i: step(batch(i)), lambda: (task, EPOCH)
 
 
-@compiles(calls=12)
-def test_a_rate_in_branches(wrap):
-    task = Task()
-
-    @wrap
-    def step(x, y, it, *, decays=True):
-        if decays and it > WARM:
-            lr = RATE
-            lr /= it
-        else:
-            lr = RATE
-        for group in task.optimizer.param_groups:
-            group["lr"] = lr
-        for group in task.optimizer.param_groups:
-            if it == 2:
-                group["lr"] *= 2
-        loss = task.update(task.loss(x, y))
-        for group in task.model.parameters():
-            loss = loss + group.detach().sum()
-        return loss
-
-    return lambda i: step(*batch(i), it=i), lambda: task
-
-
-# -- what is no number of Python, or comes too late ----------------------------------------
-
-
 @compiles(programs=1, calls=6)
 def test_a_rate_by_a_tensor(wrap):
     task = Task()

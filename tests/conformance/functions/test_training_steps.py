@@ -191,22 +191,6 @@ def test_a_scheduler_steps_by_the_loss(wrap):
 
 
 @compiles(programs=1)
-def test_an_average_of_weights_by_lerp(wrap):
-    task = Task()
-    average = nn.Linear(5, 3)
-
-    @wrap
-    def step(x, y):
-        loss = task.update(task.loss(x, y))
-        with torch.no_grad():
-            for mean, param in zip(average.parameters(), task.model.parameters(), strict=True):
-                mean.lerp_(param, 0.1)
-        return loss
-
-    return lambda i: step(*batch(i)), lambda: (task, average)
-
-
-@compiles(programs=1)
 def test_an_average_of_weights_assigned_to_data(wrap):
     task = Task()
     average = nn.Linear(5, 3)
@@ -352,19 +336,6 @@ def test_inner_updates_are_differentiated(wrap):
             params = {name: param - 0.1 * grad for (name, param), grad in inner}
         out = torch.func.functional_call(task.model, params, (x,))
         return task.update(F.cross_entropy(out, y))
-
-    return lambda i: step(*batch(i)), lambda: task
-
-
-@compiles(programs=1)
-def test_autocast_inside(wrap):
-    task = Task(torch.optim.Adam)
-
-    @wrap
-    def step(x, y):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = task.loss(x, y)
-        return task.update(loss)
 
     return lambda i: step(*batch(i)), lambda: task
 

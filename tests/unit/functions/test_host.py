@@ -104,11 +104,6 @@ def test_an_earlier_statement_has_the_values_of_its_place(x):
     assert x.tolist() == [2.0, 3.0]
 
 
-def test_a_statement_runs_in_each_turn_of_a_loop(x):
-    assert torch.equal(called(divided(in_a_loop), x), 8 * x)
-    assert LOG == [6.0, 12.0, 24.0]
-
-
 def test_tensors_that_a_statement_reads_are_computed_in_the_traced_part(x):
     host = divided(late)
     host.remaining(x)
@@ -144,70 +139,6 @@ def test_the_caller_hears_of_each_event_before_it_runs(x):
     result = host.remaining(x)
     host.run(host.events, result, lambda place: places.append((place, len(LOG))))
     assert places == [(0, 0), (1, 1), (2, 2), (3, 3)]
-
-
-def test_lines_that_could_not_be_traced_are_the_hosts(x):
-    first = traced.__code__.co_firstlineno
-    host = divided(traced, lines=[first + 2])
-    assert host.remaining(x) is None
-    assert called(host, x).item() == 6.0
-
-
-def counts(x):
-    COUNT[0] += 1
-    return x * 2
-
-
-def test_statements_that_change_given_names_are_the_hosts(x):
-    host = divided(counts, changed={"COUNT"})
-    assert host.effects == {"COUNT"}
-    result = host.remaining(x)
-    assert COUNT == [0]
-    host.run(host.events, result, lambda place: None)
-    assert COUNT == [1]
-
-
-class Trainer:
-    def __init__(self):
-        self.losses = []
-
-    def step(self, x, *, scale=2):
-        y = x * scale
-        self.losses.append(y.sum().item())
-        return y
-
-
-def test_a_method_stays_bound_and_keeps_its_defaults(x):
-    trainer = Trainer()
-    host = divided(trainer.step)
-    assert torch.equal(called(host, x), 2 * x)
-    assert trainer.losses == [6.0]
-
-
-@torch.no_grad()
-def without_gradients(x):
-    y = MODEL(x)
-    LOG.append(y.item())
-    return y
-
-
-def test_a_function_below_a_decorator(x):
-    result = called(divided(without_gradients), x)
-    assert not result.requires_grad
-    assert [result.item()] == LOG
-
-
-def closing_over(values):
-    def function(x):
-        values.append(x.sum().item())
-
-    return function
-
-
-def test_a_closure_keeps_its_variables(x):
-    values = []
-    called(divided(closing_over(values)), x)
-    assert values == [3.0]
 
 
 # -- what forbids a division -------------------------------------------------------
