@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import ast
 import copy
+import logging
 import sys
 import types
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -256,7 +258,7 @@ class _Division:
             self._value(receiver) if isinstance(receiver, ast.Name | ast.Attribute) else _UNKNOWN
         )
         if value is _UNKNOWN or isinstance(value, types.ModuleType):
-            return False
+            return value is logging or value is warnings
         return type(value).__module__.partition(".")[0] in sys.stdlib_module_names - {"__main__"}
 
     def set_by(self, statement: ast.stmt) -> Names:

@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import logging
 import random
+import warnings
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -82,17 +83,17 @@ def _stream() -> bytes:
 
 @contextlib.contextmanager
 def without_output() -> Generator[None]:
-    """Refuse prints and logs of the user's code in a ``with`` block, which a program leaves out.
+    """Refuse output of the user's code in a ``with`` block, which a program leaves out.
 
     Raises:
-        CaptureError: at the print or log.
+        CaptureError: at the print, log or warning that is shown.
     """
 
     def refuse(file: str) -> None:
         if not is_library(file):
             raise CaptureError(
-                f"The function prints or logs, at {user_line()}, which a program does not repeat. "
-                "Do that in a statement of the decorated function itself, or outside."
+                f"The function prints, logs or warns, at {user_line()}, which a program does not "
+                "repeat. Do that in a statement of the decorated function itself, or outside."
             )
 
     def printing(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,7 +110,18 @@ def without_output() -> Generator[None]:
 
         return handle
 
-    with replaced((builtins, "print", printing), (logging.Logger, "handle", logging_of)):
+    def warning_of(original: Callable[..., Any]) -> Callable[..., Any]:
+        def show(message: Any) -> None:
+            refuse(message.filename)
+            original(message)
+
+        return show
+
+    with replaced(
+        (builtins, "print", printing),
+        (logging.Logger, "handle", logging_of),
+        (warnings, "_showwarnmsg", warning_of),
+    ):
         yield
 
 
