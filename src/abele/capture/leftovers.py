@@ -273,7 +273,7 @@ def write(holder: Any, key: Any, new: Any, old: Any) -> None:
     """Replace a value in a container or object; ``ABSENT`` deletes it.
 
     Args:
-        holder: a dictionary, list, set, variable of a function, or object.
+        holder: a dictionary, list, set, variable of a function, class or object.
         key: of the entry.
         new: its value from now on.
         old: its present value.
@@ -289,8 +289,9 @@ def write(holder: Any, key: Any, new: Any, old: Any) -> None:
             holder[key] = new
     else:
         # Past __setattr__ of modules, which sorts parameters out, and of frozen dataclasses.
+        kind: Any = type if isinstance(holder, type) else object
         with contextlib.suppress(AttributeError, TypeError):
             if new is ABSENT:
-                object.__delattr__(holder, key)
+                kind.__delattr__(holder, key)
             else:
-                object.__setattr__(holder, key, new)
+                kind.__setattr__(holder, key, new)

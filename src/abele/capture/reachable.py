@@ -27,6 +27,7 @@ _OPAQUE = (set(sys.stdlib_module_names) | {"tqdm"}) - {
     "__main__",
     "argparse",
     "collections",
+    "queue",
     "types",
 }
 _SEQUENCES: Any = (list, tuple, collections.deque)  # of items of any type
@@ -113,7 +114,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 def cells(function: types.FunctionType) -> list[Any]:
     """Return the closure cells of a function, as ``parts`` yields them."""
     inside = [part for _, part in _of_function(function)]
-    return [*(function.__closure__ or ()), *inside] if inside else []
+    return [*(function.__closure__ or ()), function.__dict__, *inside] if inside else []
 
 
 def _of_function(function: types.FunctionType) -> Parts:

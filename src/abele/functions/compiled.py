@@ -166,7 +166,7 @@ class CompiledCall:
         try:
             found = [get() for get in self._given]
             is_same = all(not p or form_of(p.get()) == form for p, form in self._replaced)
-        except (LookupError, ValueError):  # an entry that is no more
+        except LookupError:  # an entry that is no more
             return None
         if not is_same or list(map(_layout, found)) != self._layouts:
             return None

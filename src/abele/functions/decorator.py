@@ -377,7 +377,7 @@ class Function:
         """Return the slots of numbers that a capture is not to depend on."""
         places = dict[int | Place, Any]()
         for place in self._counters if self._defers else ():
-            with contextlib.suppress(LookupError, ValueError):  # it is set at some calls only
+            with contextlib.suppress(LookupError):  # it is set at some calls only
                 places |= {place: place.get()} if type(place.get()) in NUMBERS else {}
         return Slots({**places, **free}, defers=self._defers)
 

@@ -60,6 +60,10 @@ class Frame:
             if name in self.namespace:
                 yield name, self.namespace[name]
 
+    def builtins(self) -> frozenset[str]:
+        """Return the globals that the code reads and its module does not have."""
+        return _loads(self.code)[0] - self.namespace.keys()
+
     @property
     def attributes(self) -> frozenset[str]:
         """The names of attributes that the code reads, maybe by ``getattr`` or as keys."""
@@ -84,10 +88,6 @@ class Frame:
         """Return whether the code may ask for the exact type of a value."""
         return "type" in _loads(self.code)[0]
 
-    def uses(self, name: str) -> set[str]:
-        """Return the attributes that the code asks a variable for; ``""`` for any other use."""
-        return _uses(self.code, name)
-
     def sets(self) -> set[str]:
         """Return the attributes and variables outside that the code sets, or may set items of."""
         found = [each for each in dis.get_instructions(self.code) if "FAST" not in each.opname]
@@ -103,19 +103,16 @@ class Frame:
         return bool(texts & (constants | {*self.code.co_names}))
 
 
-def _uses(code: types.CodeType, name: str) -> set[str]:
+def uses(code: types.CodeType, name: str) -> set[str]:
+    """Return the attributes that code asks a variable for; ``""`` for any other use."""
     instructions = [each for each in dis.get_instructions(code) if each.opname != "PUSH_NULL"]
     found = {
         str(after.argval) if after.opname.endswith(("_ATTR", "_METHOD")) else ""
         for each, after in itertools.pairwise(instructions)
-        if "LOAD" in each.opname and name in _names(each.argval)
+        if "LOAD" in each.opname and name in re.findall(r"\w+", each.argrepr)
     }
     inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
-    return found.union(*(_uses(each, name) for each in inner))
-
-
-def _names(value: Any) -> tuple[Any, ...]:
-    return cast("tuple[Any, ...]", value) if isinstance(value, tuple) else (value,)
+    return found.union(*(uses(each, name) for each in inner))
 
 
 @functools.cache
@@ -240,7 +237,10 @@ def global_names(frames: Frames) -> Iterator[tuple[dict[str, Any], str, Any]]:
 
 
 def attribute(value: Any, name: str) -> tuple[Any, Any] | None:
-    """Return the dictionary that has an attribute of an object, and its value; else None."""
+    """Return what has an attribute of an object, and its value; None if the object lacks it.
+
+    A dictionary has it, a class, or the object itself in a slot.
+    """
     if isinstance(value, types.ModuleType):
         space = vars(value)
         return (space, space[name]) if name in space else None
@@ -248,8 +248,13 @@ def attribute(value: Any, name: str) -> tuple[Any, Any] | None:
     if name in own:
         return own, own[name]
     owner: Any = value if isinstance(value, type) else type(value)
-    spaces: list[Any] = [vars(kind) for kind in owner.__mro__]
-    return next(((space, space[name]) for space in spaces if name in space), None)
+    kind: Any = next((kind for kind in owner.__mro__ if name in vars(kind)), None)
+    found = cast("Any", None if kind is None else vars(kind)[name])
+    if isinstance(found, types.MemberDescriptorType) and owner is not value:
+        with contextlib.suppress(AttributeError):  # not set
+            return value, found.__get__(value)
+        return None
+    return None if kind is None else (kind, found)
 
 
 def is_of_library(module: str) -> bool:

@@ -16,7 +16,7 @@ import math
 import types
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -27,7 +27,7 @@ from abele._torch.contexts import around_step
 from abele.capture import reachable
 from abele.containers import is_array, is_dict, is_list, is_sequence, items_of
 from abele.errors import CaptureError
-from abele.functions.frames import PLAIN, Frames, attribute, is_of_library
+from abele.functions.frames import PLAIN, Frames, attribute, is_of_library, uses
 from abele.functions.state import same
 from abele.functions.varying import Place, Unread
 
@@ -111,11 +111,14 @@ class Guards:
         self._free = {each.id for each in free}
         self._left_out, self._stored = left_out, stored
         self._caches = [(each.cache_info, each.cache_info()) for each in caches]
-        self._of_free, self._changing = _by_owner(self._free), _by_owner(stored)
+        self._held = collections.defaultdict[int, set[Any]](set)  # keys that are not compared
+        for owner, key in {*self._free, *stored}:
+            self._held[owner].add(key)
         self._tensors, self._optimizers, self._frames = tensors, optimizers, frames
         self._pairs: list[tuple[Any, str]] = []
         self._owners: list[str] = []
-        self._cells: list[tuple[str, types.CellType]] = []
+        self._places: list[tuple[str, Place]] = []
+        self._absent: dict[tuple[int, str], list[Any]] = {}  # what would hide compared entries
         self._containers: list[tuple[str, Any, Any]] = []
         self._modules: dict[int, torch.nn.Module] = {}
         self._paired: set[tuple[int, str]] = set()  # entries of objects that are compared
@@ -126,23 +129,13 @@ class Guards:
         for space in map(reachable.attributes_of, scalers):
             for name in scaling.SETTINGS & space.keys():
                 self._add_pair(space, name, space[name], f"{name[1:]} of a GradScaler")
-        for name, cell in cells_of(function, frames):
-            changes = (id(cell), "") in self._free or (id(cell), "cell_contents") in stored
-            if name not in left_out and not changes:
-                self._cells.append((name, cell))
-        for frame in frames:
-            names = frame.attributes
-            for name, value in frame.roots():
-                if frame.namespace.get(name, frame) is value:
-                    self._add_pair(frame.namespace, name, value, name)
-                self._follow(name, value, names, _DEPTH)
+        self._find(function)
+        self._hidden = [(space, key[1]) for key, each in self._absent.items() for space in each]
         self._values = self._now()
         self._types = list(map(type, self._values))
-        self._zeros = [
-            (index, math.copysign(1, value))
-            for index, value in enumerate(self._values)
-            if isinstance(value, float) and not value
-        ]
+        pairs = list(enumerate(self._values))
+        self._objects = [(i, v) for i, v in pairs if not _is_value(v)]
+        self._zeros = [(i, math.copysign(1, v)) for i, v in pairs if isinstance(v, float) and not v]
         self._of_modules, self._hooks = dict(self._module_values()), self._hooks_now()
         WATCH.add(self._modules.values())
         self._changes = WATCH.changes
@@ -159,6 +152,10 @@ class Guards:
                 return False
             if any(math.copysign(1, now[index]) != sign for index, sign in self._zeros):
                 return False
+            if any(now[index] is not value for index, value in self._objects):
+                return False
+            if [name for space, name in self._hidden if name in space]:
+                return False
             if any(_is_refilled(info(), before) for info, before in self._caches):
                 return False
             return all(self._snapshot(value) == saved for _, value, saved in self._containers)
@@ -172,8 +169,8 @@ class Guards:
             return changed
         if self._hooks_now() != self._hooks:
             return "a hook has been added or removed"
-        owners = [*self._owners, *(name for name, _ in self._cells)]
-        with contextlib.suppress(KeyError, ValueError):
+        owners = [*self._owners, *(name for name, _ in self._places)]
+        with contextlib.suppress(KeyError):
             for owner, before, now in zip(owners, self._values, self._now(), strict=True):
                 if not same(before, now):
                     return f"{owner} was {before!r:.40} and is {now!r:.40}"
@@ -182,11 +179,12 @@ class Guards:
                 return f"the contents of {owner} have changed"
         if any(_is_refilled(info(), before) for info, before in self._caches):
             return "a cache of a function has other contents"
-        return None
+        hiding = [name for space, name in self._hidden if name in space]
+        return f"{hiding[0]} has been set" if hiding else None
 
     def changed(self) -> list[Place]:
         """Return the numbers that differ; none if something else differs, too."""
-        owners = [*(Place(*pair) for pair in self._pairs), *(Place(c) for _, c in self._cells)]
+        owners = [*(Place(*pair) for pair in self._pairs), *(place for _, place in self._places)]
         pairs = list(zip(owners, self._values, strict=True))
         for (key, name), before in self._of_modules.items():
             space = reachable.attributes_of(self._modules[key])
@@ -205,20 +203,17 @@ class Guards:
         for place, before in pairs:
             try:
                 now = place.get()
-            except (KeyError, ValueError, IndexError):
+            except LookupError:
                 return []
             if not same(before, now):
                 if type(before) is not type(now) or type(now) not in (int, float):
                     return []
                 result.append(place)
-        settable = all(isinstance(each.holder, dict | list | types.CellType) for each in result)
-        return result if settable and self._hooks_now() == self._hooks else []
+        return result if self._hooks_now() == self._hooks else []
 
     def _now(self) -> list[Any]:
         values = [space[name] for space, name in self._pairs]
-        if self._cells:
-            values += [cell.cell_contents for _, cell in self._cells]
-        return values
+        return [*values, *(place.get() for _, place in self._places)] if self._places else values
 
     def _hooks_now(self) -> list[Any]:
         of_optimizers = [list(map(id, around_step(each))) for each in self._optimizers]
@@ -242,7 +237,7 @@ class Guards:
                 if name in ("_parameters", "_buffers", "_modules"):
                     yield from (((key, f"{name}.{n}"), part) for n, part in value.items())
                 elif is_dict(value):
-                    if id(value) not in self._changing:
+                    if id(value) not in self._held:
                         yield (key, f"{name} ({len(value)})"), len(value)
                 else:
                     yield (key, name), value
@@ -255,17 +250,18 @@ class Guards:
         key = (id(space), name)
         if key in self._paired or name in self._left_out or is_code_of_library(value):
             return
-        if key in self._free or _stands_in(value):
-            return
-        if key in self._stored or id(space) in self._changing:
+        if key in self._free or key in self._stored or _stands_in(value):
             return
         self._paired.add(key)
-        self._pairs.append((space, name))
-        self._owners.append(owner)
+        if is_dict(space):
+            self._pairs.append((space, name))
+            self._owners.append(owner)
+        else:
+            self._places.append((owner, Place(space, name)))
 
     def _follow(self, path: str, value: Any, names: frozenset[str], depth: int) -> None:
         """Add the attributes of an object that the code may read."""
-        if depth == 0 or isinstance(value, (*PLAIN, torch.Tensor)) or _stands_in(value):
+        if depth == 0 or isinstance(value, PLAIN) or _stands_in(value):
             return
         if isinstance(value, list | tuple | dict | set | collections.deque) or is_array(value):
             self._add_container(path, value, names, depth)
@@ -273,6 +269,8 @@ class Guards:
         is_module = isinstance(value, torch.nn.Module)
         if is_module:
             self._add_module(value)
+        elif isinstance(value, torch.Tensor):
+            names &= value.__dict__.keys()
         elif not may_have_attributes(value):
             return
         for name in names:
@@ -280,11 +278,33 @@ class Guards:
             if found is None or name in self._left_out or (id(value), name) in self._stored:
                 continue
             space, part = found
+            if isinstance(space, type) and (id(value), name) not in self._absent:
+                kinds: Any = (value if isinstance(value, type) else type(value)).__mro__
+                hiding = [*map(vars, kinds[: kinds.index(space)]), reachable.attributes_of(value)]
+                self._absent[id(value), name] = hiding
             if not is_module or space is not reachable.attributes_of(value):
                 self._add_pair(space, name, part, f"{path}.{name}")
             if (id(space), name) not in self._followed:
                 self._followed.add((id(space), name))
                 self._follow(f"{path}.{name}", part, names, depth - 1)
+
+    def _find(self, function: Any) -> None:
+        """Add the variables and attributes that the user's code may read."""
+        for name, cell in cells_of(function, self._frames):
+            if name not in self._left_out:
+                self._add_pair(cell, "cell_contents", cell.cell_contents, name)
+        for frame in self._frames:
+            for name in frame.builtins():
+                self._absent[id(frame.namespace), name] = [frame.namespace]
+            for name, value in frame.roots():
+                if frame.namespace.get(name, frame) is value:
+                    self._add_pair(frame.namespace, name, value, name)
+                self._follow(name, value, frame.attributes, _DEPTH)
+        names = frozenset[str]().union(*(frame.attributes for frame in self._frames))
+        of_modules = (t for m in self._modules.values() for t in m.parameters(recurse=False))
+        for value in (*self._tensors, *of_modules, *self._now()):
+            if isinstance(value, torch.Tensor):
+                self._follow("a tensor", value, names, _DEPTH)
 
     def _add_container(self, path: str, value: Any, names: frozenset[str], depth: int) -> None:
         if path.rpartition(".")[2] in self._left_out:
@@ -309,32 +329,21 @@ class Guards:
 
     def _only_appends(self, path: str, value: Any) -> bool:
         """Return whether the code adds traced values to a list, and reads nothing of it."""
-        added = self._changing.get(id(value), _NONE) if is_list(value) else _NONE
+        added = self._held.get(id(value)) if is_list(value) else None
         if not added or min(added) < len(value):
             return False
         name = path.rpartition(".")[2]
-        return set[str]().union(*(each.uses(name) for each in self._frames)) == {"append"}
+        return set[str]().union(*(uses(each.code, name) for each in self._frames)) == {"append"}
 
     def _snapshot(self, value: Any) -> Any:
         """Return the items of a container: plain ones by value, others by identity."""
         if is_array(value):
             return value.tobytes()
         key = id(value)
-        held = self._of_free.get(key, _NONE) | self._changing.get(key, _NONE)
+        held = self._held.get(key, ())
         if not is_dict(value):
             return [index in held or _item(part) for index, part in enumerate(value)]
         return [(key, key in held or _item(part)) for key, part in items_of(value)]
-
-
-_NONE = frozenset[Any]()
-
-
-def _by_owner(entries: Iterable[tuple[int, Any]]) -> dict[int, frozenset[Any]]:
-    """Return the keys of entries by the ``id`` of the object that has them."""
-    found: dict[int, frozenset[Any]] = {}
-    for owner, key in entries:
-        found[owner] = found.get(owner, _NONE) | {key}
-    return found
 
 
 def cells_of(function: Any, frames: Frames) -> Iterator[tuple[str, types.CellType]]:
@@ -368,12 +377,21 @@ def may_have_attributes(value: Any) -> bool:
         return not is_of_library(value.__name__)
     if isinstance(value, type):
         return not is_of_library(value.__module__)
-    return not isinstance(value, types.FunctionType) and reachable.has_attributes(value)
+    if isinstance(value, types.FunctionType):
+        return bool(value.__dict__) and not is_of_library(value.__module__)
+    return reachable.has_attributes(value)
 
 
 def _is_refilled(now: Any, before: Any) -> bool:
     """Return whether a cache has computed something, or was cleared: then its counts restart."""
     return now.misses != before.misses or now.hits < before.hits
+
+
+def _is_value(value: Any) -> bool:
+    """Return whether equal values are the same to code that reads a variable."""
+    if type(value) is tuple:
+        return all(map(_is_value, cast("tuple[Any, ...]", value)))
+    return isinstance(value, PLAIN) or type(value).__eq__ is object.__eq__
 
 
 def _plain_of(item: Any) -> Any:

@@ -25,7 +25,14 @@ from abele.capture import reachable
 from abele.capture.leftovers import ABSENT, Leftovers, write
 from abele.containers import is_array
 from abele.errors import CaptureError
-from abele.functions.frames import PLAIN, Frames, global_names, is_installed, is_of_library
+from abele.functions.frames import (
+    PLAIN,
+    Frames,
+    attribute,
+    global_names,
+    is_installed,
+    is_of_library,
+)
 from abele.functions.varying import Place, Unread, place_of
 
 _MOST = 20_000
@@ -33,11 +40,13 @@ _CACHED: Any = type(functools.lru_cache(len))
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 
 
-def _numbers(generator: Any) -> Any:
-    """Return the state of a generator of random numbers."""
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+def _content(value: Any) -> Any:
+    """Return the elements of an array, or the state of a generator of random numbers."""
+    if is_array(value):
+        return value.copy()
+    if isinstance(value, np.random.Generator):
+        return copy.deepcopy(value.bit_generator.state)
+    return value.getstate() if isinstance(value, random.Random) else value.get_state()
 
 
 class NotYetError(CaptureError):
@@ -118,19 +127,21 @@ class Reached:
         self._paths: dict[int, str] = {}
         self._kept: list[Any] = []
         self._globals = list(global_names(frames))
-        self._generators: list[tuple[str, Any, Any]] = []
-        self._arrays: list[tuple[str, Any, Any]] = []
+        self._contents: list[tuple[str, Any, Any]] = []
         self._iterators: list[tuple[str, Any]] = []
         self._caches: list[tuple[str, Any, int]] = []
         self._classes: dict[type, dict[str, Any]] = {}
         roots = [("", function), *((name, value) for _, name, value in self._globals)]
+        self._roots = roots
         roots += [(name, value) for frame in frames for name, value in frame.values.items()]
         roots += [("an argument", each) for each in arguments]
         for _, value in (each for frame in frames for each in frame.globals()):
             if isinstance(value, type):
                 self._note_class(value)
+            elif isinstance(value, types.FunctionType) and not is_of_library(value.__module__):
+                roots.append((value.__name__, value.__dict__))
         inside: list[Any] = []
-        for path, value in roots:
+        for path, value in roots:  # which classes append to
             for name, each in reachable.walk(value, path, self._enters):
                 self._note(name.strip("."), each, inside)
         self.leftovers = Leftovers(*(value for _, value in roots), *inside)
@@ -139,6 +150,11 @@ class Reached:
         return len(self._kept) < _MOST and not isinstance(value, torch.nn.Module)
 
     def _note(self, path: str, value: Any, inside: list[Any]) -> None:
+        if isinstance(value, torch.nn.Module | torch.Tensor):
+            is_tensor = isinstance(value, torch.Tensor)
+            for each in [value] if is_tensor else [*value.parameters(), *value.buffers()]:
+                self._paths.setdefault(id(each.__dict__), f"{path}'s tensor")
+                inside.append(each.__dict__)
         if isinstance(value, (*PLAIN, torch.Tensor)):
             return
         self._kept.append(value)
@@ -151,8 +167,6 @@ class Reached:
         self._paths.setdefault(id(value), path)
         self._note_generator(path, value)
         self._note_class(value if isinstance(value, type) else type(value))
-        if is_array(value) and value.size <= _MOST:
-            self._arrays.append((path, value, value.copy()))
         if _is_stateful_of_torch(value):
             attributes = reachable.attributes_of(value)
             self._paths.setdefault(id(attributes), path)
@@ -160,20 +174,19 @@ class Reached:
 
     def _note_class(self, kind: type) -> None:
         if kind not in self._classes and not is_of_library(kind.__module__):
-            self._classes[kind] = {
-                name: part for name, part in vars(kind).items() if isinstance(part, PLAIN)
-            }
+            self._classes[kind] = _data_of(kind)
+            self._roots += [(f"{kind.__name__}.{k}", v) for k, v in self._classes[kind].items()]
 
     def _note_generator(self, path: str, value: Any) -> None:
         if type(value) is _CACHED:
             self._caches.append((path, value, value.cache_info().misses))
-        elif hasattr(value, "cache_info") and hasattr(value, "cache_clear"):
+        elif attribute(value, "cache_info") and attribute(value, "cache_clear"):
             self._iterators.append((path, value))
         advances: Any = value
         if isinstance(advances, Iterator) and not isinstance(advances, io.IOBase):
             self._iterators.append((path, value))
-        elif isinstance(value, _GENERATORS):
-            self._generators.append((path, value, copy.deepcopy(_numbers(value))))
+        elif isinstance(value, _GENERATORS) or (is_array(value) and value.size <= _MOST):
+            self._contents.append((path, value, _content(value)))
 
     def weights(self) -> list[torch.Tensor]:
         """Return the tensors that objects and variables hold and whose casts autocast keeps."""
@@ -181,9 +194,18 @@ class Reached:
         return [each for each in found if is_cast_once(each)]
 
     def _tensors(self) -> Iterator[torch.Tensor]:
-        values = (before for _, _, before in self._globals)
+        values = (before for _, _, before, _ in self._entries())
         yield from (each for each in values if isinstance(each, torch.Tensor))
         yield from self.leftovers.tensors()
+
+    def _entries(self) -> Iterator[tuple[Any, str, Any, Any]]:
+        """Yield globals and attributes of classes: what has them, name, value before and now."""
+        for space, name, before in self._globals:
+            yield space, name, before, space.get(name, ABSENT)
+        for kind, before in self._classes.items():
+            now = _data_of(kind)
+            for name in {**before, **now}:
+                yield kind, name, before.get(name, ABSENT), now.get(name, ABSENT)
 
     def count(self, tensor: torch.Tensor) -> int:
         """Return how many entries of objects and variables hold a tensor."""
@@ -216,6 +238,14 @@ class Reached:
         """The caches of functions of the user's own."""
         return [cache for _, cache, _ in self._caches if not is_installed(cache.__wrapped__)]
 
+    def _changed_contents(self) -> Iterator[tuple[str, Any, Any]]:
+        """Yield the arrays and generators that have other numbers than before: path, it, before."""
+        for path, value, before in self._contents:
+            now = _content(value)
+            same_bits = is_array(now) and now.tobytes() == before.tobytes()
+            if not same_bits and (is_array(now) or repr(now) != repr(before)):
+                yield path, value, before
+
     def names(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
         """Yield the tensors of modules and optimizers: name, tensor, whether an optimizer's."""
         params: dict[int, str] = {}
@@ -232,31 +262,15 @@ class Reached:
 
     def changes(self) -> tuple[list[Changed], list[Stored]]:
         """Return what has changed since this object was made, and which tensors were stored."""
-        found = [
-            Changed(path, "its numbers", "others")
-            for path, generator, before in self._generators
-            if repr(_numbers(generator)) != repr(before)
-        ]
+        found = [Changed(path, "its numbers", "others") for path, *_ in self._changed_contents()]
         for path, _ in self._filled():
             raise NotYetError(
                 f"The function calls {path} with arguments that its cache does not have yet, at "
                 "every call. Call it outside, and pass its result."
             )
-        found += [
-            Changed(path, "its elements", "others")
-            for path, array, before in self._arrays
-            if array.tobytes() != before.tobytes()
-        ]
-        found += [
-            Changed(f"{kind.__name__}.{name}", before, vars(kind).get(name))
-            for kind, values in self._classes.items()
-            for name, before in values.items()
-            if not same(before, vars(kind).get(name))
-        ]
         stored: list[Stored] = []
         names = {id(space) for space, _, _ in self._globals}
-        variables = [(space, name, old, space.get(name)) for space, name, old in self._globals]
-        for holder, key, before, after in (*variables, *self.leftovers.changes()):
+        for holder, key, before, after in (*self._entries(), *self.leftovers.changes()):
             if same(before, after):
                 continue
             is_mode = isinstance(holder, torch.nn.Module) and key == "training"
@@ -266,32 +280,36 @@ class Reached:
             if is_mode or overwritten or new:
                 stored.append(Stored(holder, key, before, after))
             else:
-                owner = self._paths.get(id(holder), type(holder).__name__)
+                name = (holder if isinstance(holder, type) else type(holder)).__name__
+                owner = self._paths.get(id(holder), name)
                 path = key if id(holder) in names else _path(owner, holder, key)
                 found.append(Changed(path, before, after, place))
         return found, stored
 
     def put_back(self) -> None:
         """Undo all changes of Python objects since this object was made."""
-        for namespace, name, before in self._globals:
-            namespace[name] = before
+        for holder, key, before, now in [*self._entries()]:
+            if before is not now:
+                write(holder, key, before, now)
         self.leftovers.put_back()
         for _, cache in self._filled():  # with traced tensors, or what depends on such
             cache.cache_clear()
-        for kind, values in self._classes.items():
-            for name, before in values.items():
-                if not same(before, vars(kind).get(name)):
-                    setattr(kind, name, before)
-        for _, array, before in self._arrays:
-            if array.tobytes() != before.tobytes():
-                array[...] = before
-        for _, generator, before in self._generators:
-            if isinstance(generator, np.random.Generator):
-                generator.bit_generator.state = before
-            elif isinstance(generator, random.Random):
-                generator.setstate(before)
+        for _, value, before in self._changed_contents():
+            if is_array(value):
+                value[...] = before
+            elif isinstance(value, np.random.Generator):
+                value.bit_generator.state = before
             else:
-                generator.set_state(before)
+                (value.setstate if isinstance(value, random.Random) else value.set_state)(before)
+
+
+_CODE = (types.FunctionType, types.MemberDescriptorType, classmethod, staticmethod, property, type)
+
+
+def _data_of(kind: type) -> dict[str, Any]:
+    """Return the attributes of a class but for its code."""
+    parts = vars(kind).items()
+    return {k: part for k, part in parts if k[:2] != "__" and not isinstance(part, _CODE)}
 
 
 def _path(owner: str, holder: Any, key: Any) -> str:

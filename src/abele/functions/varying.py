@@ -20,9 +20,10 @@ import numpy as np
 import torch
 
 from abele import _torch
-from abele.capture import reachable
+from abele.capture.leftovers import write
 from abele.containers import is_dict, is_list
 from abele.errors import CaptureError, DataDependentError
+from abele.functions.frames import attribute
 from abele.functions.replaced import replaced
 from abele.warn import user_line
 
@@ -44,14 +45,14 @@ _PRODUCTS = ("addcmul", "addcmul_", "addcdiv", "addcdiv_")
 
 
 class Place:
-    """A variable, attribute or item whose number is compared before each call.
+    """A variable, attribute or item whose value is compared before each call.
 
     Args:
-        holder: a dictionary, list, or variable of an enclosing function.
-        key: of the entry; empty for variables.
+        holder: a dictionary, list, variable of an enclosing function, class or object with slots.
+        key: of the entry.
     """
 
-    def __init__(self, holder: Any, key: Any = ""):
+    def __init__(self, holder: Any, key: Any):
         self.holder, self.key = holder, key
         self.id = id(holder), key
 
@@ -62,16 +63,24 @@ class Place:
         return hash(self.id)
 
     def get(self) -> Any:
-        """Return the present value."""
-        is_cell = isinstance(self.holder, types.CellType)
-        return self.holder.cell_contents if is_cell else self.holder[self.key]
+        """Return the present value.
+
+        Raises:
+            LookupError: there is none.
+        """
+        holder: Any = self.holder
+        if is_dict(holder) or is_list(holder):
+            return holder[self.key]
+        if isinstance(holder, type):
+            return vars(holder)[self.key]
+        try:
+            return object.__getattribute__(holder, self.key)
+        except (AttributeError, ValueError):  # a slot or variable that is not set
+            raise KeyError(self.key) from None
 
     def put(self, value: Any) -> None:
         """Set the value."""
-        if isinstance(self.holder, types.CellType):
-            self.holder.cell_contents = value
-        else:
-            self.holder[self.key] = value
+        write(self.holder, self.key, value, None)
 
 
 def place_of(holder: Any, key: Any, before: Any, after: Any) -> Place | None:
@@ -84,12 +93,14 @@ def place_of(holder: Any, key: Any, before: Any, after: Any) -> Place | None:
 
 def entry_of(holder: Any, key: Any) -> Place | None:
     """Return the place of an entry of an object; None if the object has it elsewhere."""
-    if isinstance(holder, types.CellType):
-        return Place(holder)
     if is_list(holder):
         return Place(holder, key) if key < len(holder) else None
-    space = holder if is_dict(holder) else reachable.attributes_of(holder)
-    return Place(space, key) if key in space else None
+    if is_dict(holder):
+        return Place(holder, key) if key in holder else None
+    if isinstance(holder, types.CellType | type):
+        return Place(holder, key)
+    found = attribute(holder, key)
+    return None if found is None or isinstance(found[0], type) else Place(found[0], key)
 
 
 class ReadError(CaptureError):

@@ -13,15 +13,6 @@ from torch.nn.utils import prune
 
 from helpers.compiled_functions import Task, batch, compiles, stays_eager
 
-SCALE = 1.0
-
-
-class Settings:
-    scale = 1.0
-
-    class Inner:
-        factor = 2.0
-
 
 def doubled(value):
     return value * 2
@@ -45,29 +36,6 @@ def scaled_by(wrap, scale, change, *state):
         return step(*batch(i))
 
     return call, lambda: (task, *state)
-
-
-@compiles(programs=2)
-def test_a_global(wrap):
-    global SCALE
-    SCALE = 1.0
-
-    def change():
-        global SCALE
-        SCALE = 2.0
-
-    return scaled_by(wrap, lambda: SCALE, change)
-
-
-@compiles(programs=2)
-def test_a_variable_of_an_enclosing_function(wrap):
-    scale = 1.0
-
-    def change():
-        nonlocal scale
-        scale = 2.0
-
-    return scaled_by(wrap, lambda: scale, change)
 
 
 @compiles(programs=2)
@@ -105,42 +73,6 @@ def test_another_tensor_in_a_variable(wrap):
         return step(*batch(i))
 
     return call, lambda: task
-
-
-@compiles(programs=3)
-def test_attributes_of_classes(wrap):
-    Settings.scale, Settings.Inner.factor = 1.0, 2.0
-    task = Task()
-
-    @wrap
-    def step(x, y):
-        return task.update(task.loss(x, y) * Settings.scale * Settings.Inner.factor)
-
-    def call(i):
-        Settings.scale = 1.0 if i < 3 else 3.0
-        Settings.Inner.factor = 2.0 if i < 4 else 5.0
-        return step(*batch(i))
-
-    return call, lambda: task
-
-
-@compiles(programs=2)
-def test_an_entry_of_a_dictionary_in_a_dictionary(wrap):
-    config = {"loss": {"scale": 1.0}}
-    change = {"scale": 2.0}
-    return scaled_by(wrap, lambda: config["loss"]["scale"], lambda: config["loss"].update(change))
-
-
-@compiles(programs=2)
-def test_an_item_of_a_long_list(wrap):
-    values = [1.0] * 1000
-    return scaled_by(wrap, lambda: values[500], lambda: values.__setitem__(500, 2.0))
-
-
-@compiles(programs=2)
-def test_an_element_of_an_array(wrap):
-    array = np.ones(3)
-    return scaled_by(wrap, lambda: float(array[1]), lambda: array.__setitem__(1, 2.0))
 
 
 @compiles(programs=2)

@@ -121,14 +121,18 @@ def test_an_attribute_is_found_where_it_is_kept():
     class Derived(Base):
         scale = 2
 
-    made = Derived()
-    made.count = 3
+    class Slotted:
+        __slots__ = ("depth", "width")
+
+    made, slotted = Derived(), Slotted()
+    made.count, slotted.depth = 3, 4
     module = types.ModuleType("module")
     module.name = "a"
     assert attribute(made, "count") == (vars(made), 3)
-    assert attribute(made, "scale") == (vars(Derived), 2)
-    assert attribute(made, "size") == (vars(Base), 1)
-    assert attribute(Derived, "size") == (vars(Base), 1)
+    assert attribute(made, "scale") == (Derived, 2)
+    assert attribute(made, "size") == attribute(Derived, "size") == (Base, 1)
+    assert attribute(slotted, "depth") == (slotted, 4)
+    assert attribute(slotted, "width") is None
     assert attribute(module, "name") == (vars(module), "a")
     assert attribute(made, "missing") is None
     assert attribute(module, "missing") is None

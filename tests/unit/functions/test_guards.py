@@ -134,20 +134,21 @@ def test_nan_is_the_same_as_itself():
     assert guards(lambda: value).hold()
 
 
-def doubled(value):
-    return value * 2
+def test_what_hides_a_compared_attribute_is_seen():
+    class Base:
+        number = 1
 
+    class Config(Base):
+        pass
 
-def tripled(value):
-    return value * 3
-
-
-def test_functions_count_by_their_identity():
-    helper = doubled
-    kept = guards(lambda: helper(1))
-    assert kept.hold()
-    helper = tripled
-    assert not kept.hold()
+    config = Config()
+    kept = guards(lambda: config.number)
+    for holder in (Config, config):
+        assert kept.hold()
+        holder.number = 2
+        assert not kept.hold()
+        assert kept.difference() == "number has been set"
+        del holder.number
 
 
 def test_a_deleted_attribute_is_seen():
