@@ -72,12 +72,9 @@ class Output:
 class Given(Output):
     """A leaf of a function's result that is an argument; ``index`` counts their leaves."""
 
-    index: int
 
 class GivenBatch(Output):
     """A leaf of a function's result that is a batch; ``index`` counts those of the arguments."""
-
-    index: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -445,7 +442,7 @@ class _Capture:
         for leaf in flat:
             leaves.append(self._leaf(leaf, outputs))
         for item in self.numbers.items:
-            item.output = self._leaf(item.tensor, outputs).index
+            item.leaf = self._leaf(item.tensor, outputs)
         for tensor in self._grads.made():
             if self._stays(tensor):
                 self._kept.append(tensor)
@@ -566,12 +563,12 @@ class _Capture:
             torch.autograd.set_multithreading_enabled(False),
             without_random_numbers() as self._repeated,
             without_output(),
-            self._observed() as observed,
             self.steps.replaced(),
             self._replicas.replaced(),
             explained(subject="The function"),
             scopes.recording(modules),
             portable_functions(training=torch.is_grad_enabled(), whole_layers=self.whole_layers),
+            self._observed() as observed,
             compiled_functions_run_plainly(),
             _torch.distributions_check_by(self._check_later),
             arrays.conversions(),
@@ -666,9 +663,13 @@ class _Capture:
             return call
 
         backwards = [(torch.autograd, name, noting) for name in ("backward", "grad")]
-        owners = torch.optim.Optimizer, torch.nn.Module
+        owners, untyped = (torch.optim.Optimizer, torch.nn.Module), cast("Any", torch.Tensor)
         with (
-            replaced(*backwards, *((owner, "zero_grad", emptying) for owner in owners)),
+            replaced(
+                *backwards,
+                *((owner, "zero_grad", emptying) for owner in owners),
+                (_torch.FakeTensor, "tolist", lambda original: untyped.tolist),
+            ),
             RealTensors(self._grads, self.adopted, self.numbers, self._moved) as mode,
         ):
             yield mode

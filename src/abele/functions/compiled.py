@@ -81,7 +81,8 @@ class CompiledCall:
         self._replaced = [(entry_of(s.holder, s.key), form_of(s.before)) for s in kept]
         written = {(s.role, s.name) for s in captured.program.inputs if s.mutated}
         self._written = [t for key, t in captured.tensors.items() if key in written]
-        sources = [each.source for each in captured.leaves if type(each) is View]
+        leaves = (*captured.leaves, *(item.leaf for item in captured.items))
+        sources = [each.source for each in leaves if type(each) is View]
         self._shared = {each.index for each in sources if type(each) is Output}
         self.casts = captured.casts
         self._scalers = captured.scalers
@@ -249,7 +250,7 @@ class CompiledCall:
         for tensor, index in gradients.kept.items():
             tensor.grad = outputs[index]
         for item in captured.items:
-            item.value = outputs[item.output].item()
+            item.value = item.read(self._leaf(item.leaf, outputs))
         leaves = [self._leaf(each, outputs) for each in captured.leaves]
         result, events, stored, schedules, _ = _torch.unflatten(leaves, captured.structure)
         for each, value in zip(captured.stored, stored, strict=True):

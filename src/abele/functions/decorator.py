@@ -435,7 +435,8 @@ class Function:
         arguments = Arguments(args, kwargs, numbers.stand_ins, expands=self._expands)
         own = self._body if host is None else host.remaining
         frames = Frames(code_of(own))
-        with numbers.in_place():
+        spaces = {id(each.namespace): each.namespace for each in self._frames}
+        with numbers.in_place(spaces.values()):
             reached = Reached(self._body, self._frames, arguments.others)
             reached.refuse_iterators()
             _tracing.active = True

@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from abele import _torch
-from abele.errors import CaptureError, DataDependentError
+from abele.errors import CaptureError
 from abele.functions.varying import Item, Slots
 from abele.trace.adopted import Adopted
 from abele.trace.decompositions import constant_value
@@ -20,7 +20,7 @@ from abele.warn import called_by_user, user_line
 
 _Tensor: Any = torch.Tensor  # its attributes have no types
 _READS = {_Tensor.item, _Tensor.__float__, _Tensor.__int__, _Tensor.__bool__, _Tensor.__index__}
-_READ_MEMORY = {_Tensor.tolist, _Tensor.numpy, _Tensor.__array__}
+_WHOLE = {_Tensor.item, _Tensor.tolist, _Tensor.numpy}
 _OF_GRADIENT = (
     *(_Tensor.grad.__get__, _Tensor.grad.__set__, _Tensor.grad.__delete__),
     *(_Tensor.requires_grad.__set__, _Tensor.requires_grad_),
@@ -117,8 +117,8 @@ class RealTensors(TorchFunctionMode):
         if self._moved:
             args = tuple(self._moved.get(id(each), (each, each))[1] for each in args)
         first = args[0] if args else None
-        if func == _Tensor.item and self._numbers.defers:
-            return self._item(args[0])
+        if func in _WHOLE and self._numbers.defers and not kwargs:
+            return self._read(func, *args)
         if func in _READS:
             try:
                 return func(*args)
@@ -126,11 +126,6 @@ class RealTensors(TorchFunctionMode):
                 self._errors.append(error)
                 raise
         if isinstance(first, torch.Tensor) and not isinstance(first, _torch.FakeTensor):
-            if func in _READ_MEMORY:
-                raise DataDependentError(
-                    f"The function reads the value of a tensor, at {user_line()}, while it is "
-                    "captured."
-                )
             if func == _Tensor.data.__set__:
                 return self._assign(*args)
             if func in _OF_GRADIENT:
@@ -154,13 +149,16 @@ class RealTensors(TorchFunctionMode):
         for error in self._errors:
             raise error
 
-    def _item(self, tensor: torch.Tensor) -> Any:
-        """Return the number in a tensor, or what stands for it in the user's code."""
+    def _read(self, read: Callable[..., Any], tensor: torch.Tensor) -> Any:
+        """Return what is read of a tensor, or what stands for it in the user's code."""
         known = isinstance(tensor, _torch.FakeTensor) and constant_value(tensor) is not None
-        if known or tensor.numel() != 1 or tensor.is_complex() or not called_by_user():
-            return tensor.item()
+        shares = read == _Tensor.numpy  # memory, with what is written later
+        read = _Tensor.item if read == _Tensor.tolist and not tensor.dim() else read
+        fails = tensor.requires_grad if shares else read == _Tensor.item and tensor.numel() != 1
+        if known or fails or tensor.is_complex() or not called_by_user():
+            return read(tensor)
         with torch.no_grad():
-            made = Item(tensor.detach().clone(), self._numbers)
+            made = Item(tensor if shares else tensor.detach().clone(), read, self._numbers)
         self._numbers.items.append(made)
         return made
 

@@ -14,6 +14,7 @@ import math
 import operator
 import types
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from numbers import Number
 from typing import Any, cast
 
 import numpy as np
@@ -132,7 +133,7 @@ for _name in (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "divmod"),
     *("radd", "rsub", "rmul", "rtruediv", "rfloordiv", "rmod", "rpow", "rmatmul", "rdivmod"),
     *("neg", "abs", "lt", "le", "gt", "ge", "eq", "ne", "hash", "format", "str", "call"),
-    *("round", "trunc", "floor", "ceil"),
+    *("round", "trunc", "floor", "ceil", "array"),
 ):
     setattr(Opaque, f"__{_name}__", _refused)
 
@@ -221,14 +222,18 @@ class Varying(Unread):
         extra = {} if alpha is None else {"alpha": alpha}
         return func(*(e.slot().to(dtype) if _is_varying(e) else e for e in args), **extra)
 
-    def combined(self, name: str, other: Any) -> Any:
-        """Combine the number with a tensor, or compute with it as Python does."""
-        if isinstance(other, torch.Tensor):
-            mirrored = _MIRRORED.get(name)
+    def combined(self, name: str, other: Any, *, mirrored: str | None = None) -> Any:
+        """Combine the number with a tensor, or compute with it as Python does.
+
+        ``mirrored`` is the tensor's method; it is empty if the number is the second operand.
+        """
+        if isinstance(other, torch.Tensor) and mirrored != "":
             return getattr(torch.Tensor, mirrored)(other, self) if mirrored else self.refuse()
-        if type(other) not in NUMBERS and not _is_varying(other):
+        is_number = issubclass(self.kind, Number)  # and no list or array that was read
+        if not (is_number and (type(other) in NUMBERS or _is_varying(other))):
             return self.refuse()
-        return Derived(self._slots, getattr(operator, name), self, other)
+        operands = (other, self) if mirrored == "" else (self, other)
+        return Derived(self._slots, getattr(operator, name), *operands)
 
     def __neg__(self) -> Any:
         return Derived(self._slots, operator.neg, self)
@@ -236,18 +241,13 @@ class Varying(Unread):
     def __round__(self, *digits: Any) -> Any:
         return Derived(self._slots, round, self, *digits)
 
-    def combined_after(self, name: str, other: Any) -> Any:
-        """Compute with the number as a second operand, as Python does."""
-        if type(other) not in NUMBERS and not _is_varying(other):
-            return self.refuse()
-        return Derived(self._slots, getattr(operator, name), other, self)
 
-
-for _name in ("add", "sub", "mul", "truediv", "pow"):
-    _with: Any = functools.partialmethod(Varying.combined, f"__{_name}__")
-    _after: Any = functools.partialmethod(Varying.combined_after, f"__{_name}__")
-    setattr(Varying, f"__{_name}__", _with)
-    setattr(Varying, f"__r{_name}__", _after)
+# The method of a tensor for the other order of operands.
+_MIRRORED = {"add": "__radd__", "sub": "__rsub__", "mul": "__rmul__", "truediv": "__rdiv__"}
+for _name in (*_MIRRORED, "pow"):
+    _combined: Any = functools.partial(functools.partialmethod, Varying.combined, f"__{_name}__")
+    setattr(Varying, f"__{_name}__", _combined(mirrored=_MIRRORED.get(_name)))
+    setattr(Varying, f"__r{_name}__", _combined(mirrored=""))
 
 
 class Derived(Varying):
@@ -290,27 +290,32 @@ class Derived(Varying):
 
 
 class Item(Varying):
-    """Stands for the number in a traced tensor, which Python gets once the program has run.
+    """Stands for what Python reads of a traced tensor, and gets once the program has run.
 
     Args:
-        tensor: the traced tensor, of one element.
+        tensor: the traced tensor.
+        read: ``item``, ``tolist`` or ``numpy`` of tensors.
         slots: of the capture.
 
     Attributes:
-        output: index of the program's output that has the number.
-        value: the number in the latest call.
+        leaf: the tensor among the results of a call.
+        value: what was read in the latest call.
     """
 
     late = True
 
-    def __init__(self, tensor: torch.Tensor, slots: Slots):
-        example = 0.625 if tensor.is_floating_point() else 3
-        super().__init__(-1, True if tensor.dtype == torch.bool else example, slots)
-        self.tensor, self.output = tensor, -1
+    def __init__(self, tensor: torch.Tensor, read: Callable[[torch.Tensor], Any], slots: Slots):
+        example: Any = 0.625 if tensor.is_floating_point() else 3
+        example = True if tensor.dtype == torch.bool else example
+        if read.__name__ != "item":
+            example = [] if read.__name__ == "tolist" else np.empty(0)
+        super().__init__(-1, example, slots)
+        self.tensor, self.read = tensor, read
+        self.leaf: Any = None
         self.value: Any = None
 
     def now(self, leaves: Sequence[Any]) -> Any:
-        """Return the number in the latest call."""
+        """Return what was read in the latest call."""
         return self.value
 
     def slot(self) -> torch.Tensor:
@@ -331,13 +336,22 @@ _EXACT = tuple(getattr(operator, name) for name in ("add", "sub", "mul", "truedi
 _OPERANDS = {float, torch.Tensor, _torch.FakeTensor}
 
 
-# The method of a tensor for the other order of operands.
-_MIRRORED = {
-    "__add__": "__radd__",
-    "__sub__": "__rsub__",
-    "__mul__": "__rmul__",
-    "__truediv__": "__rdiv__",
-}
+_CONVERSIONS: Mapping[str, Any] = {"float": float, "int": int}
+
+
+def _conversion(kind: Any, slots: Slots) -> type:
+    """Return a class that converts as a type of numbers does, and stand-ins to stand-ins."""
+
+    def convert(self: Any, *args: Any, **kwargs: Any) -> Any:
+        value = args[0].item() if args and isinstance(args[0], torch.Tensor) else (*args, None)[0]
+        return Derived(slots, kind, value) if _is_varying(value) else kind(*args, **kwargs)
+
+    class Conversion(type):
+        __call__ = convert
+        __instancecheck__ = staticmethod(kind.__instancecheck__)
+        __subclasscheck__ = staticmethod(kind.__subclasscheck__)
+
+    return Conversion(kind.__name__, (kind,), {})
 
 
 def _fits(kind: type, number: Any) -> bool:
@@ -387,8 +401,11 @@ class Slots:
         return tensor
 
     @contextlib.contextmanager
-    def in_place(self) -> Generator[None]:
+    def in_place(self, spaces: Iterable[dict[str, Any]] = ()) -> Generator[None]:
         """Put stand-ins into attributes and variables in a ``with`` block.
+
+        Args:
+            spaces: globals of code of the user's, whose ``float`` and ``int`` give stand-ins.
 
         Raises:
             CaptureError: on leaving, if the value of one was computed with.
@@ -397,12 +414,18 @@ class Slots:
         values = [each.get() for each in places]
         for each in places:
             each.put(self.stand_ins[each])
+        own = {name: _conversion(kind, self) for name, kind in _CONVERSIONS.items() if self.defers}
+        changed = [(space, name) for space in spaces for name in own if name not in space]
+        for space, name in changed:
+            space[name] = own[name]
         try:
             with replaced(*((math, name, self._computing) for name in _OF_MATH)):
                 yield
         finally:
             for each, value in zip(places, values, strict=True):
                 each.put(value)
+            for space, name in changed:
+                space.pop(name, None)
         for each in (*self.stand_ins.values(), *self.items):
             if each.error is not None:  # which the user's code may have caught
                 raise each.error

@@ -107,24 +107,6 @@ def test_a_running_accuracy(where):
 
 
 @compiles(programs=1)
-def test_a_helper_logs_into_two_objects(wrap):
-    task, state, losses = Task(), SimpleNamespace(n=0, total=0.0), []
-
-    def log(S, l):  # noqa: E741 - as it was published
-        S.n += 1
-        S.total += l.item()
-        losses.append(l.item())
-
-    @wrap
-    def step(x, y):
-        loss = task.update(task.loss(x, y))
-        log(state, loss)
-        return loss
-
-    return lambda i: step(*batch(i)), lambda: (task, vars(state), losses)
-
-
-@compiles(programs=1)
 def test_a_number_of_the_loss_scales_it(wrap):
     task = Task()
 
@@ -140,7 +122,7 @@ def test_a_number_of_the_loss_scales_it(wrap):
     return lambda i: step(*batch(i)), lambda: task
 
 
-@pytest.mark.parametrize("form", ["condition", "text", "whole number", "length"])
+@pytest.mark.parametrize("form", ["condition", "text", "length"])
 def test_a_number_that_decides_in_a_helper(form):
     def build(wrap):
         task = Task()
@@ -151,7 +133,7 @@ def test_a_number_that_decides_in_a_helper(form):
                 return "low" if value < 1 else "high"
             if form == "text":
                 return f"{value:.3f}"
-            return int(value * 100) if form == "whole number" else [0] * max(1, int(value))
+            return [0] * max(1, int(value))
 
         @wrap
         def step(x, y):
@@ -169,7 +151,7 @@ def test_an_error_of_a_number_is_caught_in_a_helper(wrap):
     def helper(x, y):
         loss = task.update(task.loss(x, y))
         try:
-            return round(float(loss.item()), 1)
+            return max(loss.item(), 1.0)
         except Exception:  # noqa: BLE001 - as users write it
             return 5.0
 
