@@ -55,10 +55,7 @@ from abele.warn import user_line
 
 _MOST_TRACES = 4
 _TO_COPY: Any = torch.ops.aten._to_copy.default
-_OF_DISTRIBUTIONS = (
-    "an argument of a distribution, or a value passed to its log_prob, is invalid or not a number. "
-    "Call the function without abele.compile to see it."
-)
+_OF_DISTRIBUTIONS = "an argument of a distribution, or a value passed to its log_prob, is invalid."
 _KINDS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 

@@ -13,7 +13,7 @@ from abele._torch import casts, scaling
 from abele.compilation.build import BuildRecord, build
 from abele.compilation.executable import Announce, ExecutableSource
 from abele.compilation.start import Start
-from abele.errors import CaptureError
+from abele.errors import CaptureError, ValueCheckError
 from abele.functions.arguments import Arguments, layout, order
 from abele.functions.arrays import as_tensor
 from abele.functions.capture import CapturedCall, Entry, Given, GivenBatch, Output, View
@@ -67,7 +67,8 @@ class CompiledCall:
     ):
         self.captured, self._arguments, self.guards = captured, arguments, guards
         self._host = host
-        self._modes = modes()
+        self._modes, self._draws = modes(), captured.program.uses_random
+        self.parts = len(arguments.present)
         self._tensors = list(captured.tensors.values())
         self._memory = list(map(_data_ptr, self._tensors))
         states = Role.OPTIMIZER_STATE
@@ -238,8 +239,14 @@ class CompiledCall:
     def run(self, inputs: Sequence[torch.Tensor]) -> Any:
         """Run the program; return the function's result."""
         captured = self.captured
-        with captured.calls.in_use():
-            outputs = [*self.session.step(inputs)]
+        numbers = torch.get_rng_state() if self._draws else None
+        try:
+            with captured.calls.in_use():
+                outputs = [*self.session.step(inputs)]
+        except ValueCheckError:
+            if numbers is not None:
+                torch.set_rng_state(numbers)
+            raise
         for index in self._shared:
             outputs[index] = outputs[index].contiguous()
         if self._written:

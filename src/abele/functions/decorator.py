@@ -26,7 +26,13 @@ from abele.capture.diagnose import user_frame
 from abele.compilation.cache import ExecutableCache
 from abele.compilation.executable_file import SUFFIX
 from abele.compilation.start import Start
-from abele.errors import AbeleError, CaptureError, DataDependentError, TargetError
+from abele.errors import (
+    AbeleError,
+    CaptureError,
+    DataDependentError,
+    TargetError,
+    ValueCheckError,
+)
 from abele.functions.arguments import Arguments
 from abele.functions.batches import flatten
 from abele.functions.capture import CapturedCall, ChangesError, capture, code_of
@@ -231,9 +237,13 @@ class Function:
             for index, program in enumerate(self.programs):
                 inputs = program.accepts(args, kwargs)
                 if inputs is not None:
-                    if index:
-                        self.programs.insert(0, self.programs.pop(index))
-                    return program.run(inputs)
+                    self.programs.insert(0, self.programs.pop(index))
+                    try:
+                        return program.run(inputs)
+                    except ValueCheckError:
+                        if program.captured.calls.functions:  # which other processes meet once
+                            raise
+                    return self._body(*args, **kwargs)  # which does the same, up to the error
             if self.eager is not None:
                 return self._body(*args, **kwargs)
             return self._other(args, kwargs)
