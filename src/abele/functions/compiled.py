@@ -52,6 +52,7 @@ class CompiledCall:
         record: of the build.
         session: runs the program on the user's own tensors.
         casts: weights whose casts ``torch.autocast`` keeps beyond a call.
+        parts: how many tensors and other values its arguments hold.
     """
 
     def __init__(

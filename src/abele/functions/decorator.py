@@ -10,6 +10,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import itertools
 import os
 import threading
 import traceback
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
 
 import torch
 
+from abele import _torch
 from abele._torch import casts
 from abele._torch.replicas import CHANGING
 from abele.capture.diagnose import user_frame
@@ -263,11 +265,8 @@ class Function:
         if self._calls == 1:
             with self._frames.watching():
                 return self._body(*args, **kwargs)
-        if len(self.programs) >= MOST_PROGRAMS:
-            reason = self.programs[0].difference(args, kwargs)
-            self._give_up(
-                CaptureError(f"It needs more than {MOST_PROGRAMS} programs; in this call {reason}.")
-            )
+        if (reason := self._too_many(args, kwargs)) is not None:
+            self._give_up(CaptureError(reason))
             return self._body(*args, **kwargs)
         self._promote()
         try:
@@ -296,6 +295,17 @@ class Function:
             self._announce(_DROPPED)
         self._add(compiled)
         return compiled.run(inputs)
+
+    def _too_many(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        """Return why a call gets no program of its own; None if it gets one."""
+        if len(self.programs) >= MOST_PROGRAMS:
+            reason = self.programs[0].difference(args, kwargs)
+            return f"It needs more than {MOST_PROGRAMS} programs; in this call {reason}."
+        sizes = [each.parts for each in self.programs if each.calls == 1][:3]
+        sizes = [len(_torch.flatten((args, kwargs))[0]), *sizes]
+        steps = {a - b for a, b in itertools.pairwise(sizes)}
+        grows = len(sizes) > 3 and len(steps) == 1 and min(steps) > 0
+        return f"A list in its arguments grows: {sizes[0]} values in this call." if grows else None
 
     def _add(self, compiled: CompiledCall) -> None:
         self.programs.insert(0, compiled)
