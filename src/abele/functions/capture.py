@@ -431,9 +431,9 @@ class _Capture:
             raise ChangesError(changes)
         kept = [each.value for each in self._stored]
         schedules = [each[1:] for each in self.steps.schedules]
-        result = self._shared(result)
+        result = self._shared(result, inside=True)
         flat, structure = _torch.flatten((result, events, kept, schedules, self._checks))
-        self._find_shared(flat, inputs)
+        self._find_shared([*flat, *(item.tensor for item in self.numbers.items)], inputs)
         outputs: list[torch.Tensor] = []
         leaves: list[Any] = []
         for leaf in flat:
@@ -447,14 +447,21 @@ class _Capture:
                 outputs.append(cast("Any", tensor.grad).detach())
         return outputs, (structure, leaves)
 
-    def _shared(self, value: Any) -> Any:
-        """Return a value whose containers are ``Shared`` if they exist outside of the call."""
+    def _shared(self, value: Any, *, inside: bool = False) -> Any:
+        """Return a value whose containers are ``Shared`` if they exist outside of the call.
+
+        With ``inside``, those in new lists and dictionaries are, too.
+        """
         if id(value) in self.arguments.places:
             return Shared(self.arguments.places[id(value)])
         kind = cast("Any", type(value))
         if kind in (list, dict, set) and self.reached.has(value):
             return Shared(value)
-        return tuple(map(self._shared, value)) if kind is tuple else value
+        enter = functools.partial(self._shared, inside=inside)
+        if kind is dict and inside:
+            return dict(zip(value, map(enter, value.values()), strict=True))
+        enters = kind is tuple or (kind is list and inside)
+        return cast("Any", kind)(map(enter, value)) if enters else value
 
     def _leaf(self, leaf: Any, outputs: list[torch.Tensor]) -> Any:
         if id(leaf) in self._moved:
