@@ -1,0 +1,198 @@
+"""What functions keep in classes, slots, functions and tensors, and read of these."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+
+from helpers.compiled_functions import Task, batch, compiles, stays_eager
+
+
+class Slots:
+    __slots__ = ("last", "n", "scale", "total")
+
+
+class Config(dict):
+    __getattr__, __setattr__ = dict.__getitem__, dict.__setitem__
+
+
+HOLDERS = {
+    "slots": Slots(),
+    "class": type("Meter", (), {}),
+    "function": lambda: None,
+    "tensor": torch.nn.Parameter(torch.zeros(2)),
+    "dictionary": Config(),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS.values(), ids=HOLDERS)
+def test_numbers_and_tensors_of_an_object(holder):
+    def build(wrap):
+        holder.n, holder.total, holder.last, holder.scale = 0, 0.0, None, 1.0
+        task = Task()
+
+        def helper(x, y):
+            loss = task.update(task.loss(x, y) * holder.scale)
+            holder.n += 1
+            holder.total += loss.item()
+            holder.last = loss.detach()
+            return loss
+
+        step = wrap(lambda x, y: helper(x, y))
+
+        def call(i):
+            holder.scale = 1.0 if i < 5 else 2.0
+            return step(*batch(i))
+
+        return call, lambda: (task, holder.n, holder.total, holder.last)
+
+    compiles(programs=2, calls=8)(build)()
+
+
+READ = {
+    "float": lambda out: (float(out.sum()), int(out.argmax()), isinstance(1.5, float)),
+    "numpy": lambda out: {"weights": out.detach().cpu().numpy()},
+    "tolist": lambda out: (out.tolist(), out.sum().tolist()),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_numbers_that_a_helper_reads(name):
+    def build(wrap):
+        task, log = Task(), []
+
+        def helper(x, y):
+            out = task.model(x).detach()
+            log.append(READ[name](out))
+            found = READ[name](out), READ[name](task.model.weight.detach()), out.mul_(2)
+            return found, task.update(task.loss(x, y))
+
+        step = wrap(lambda x, y: helper(x, y))
+        return lambda i: step(*batch(i)), lambda: (task, log)
+
+    compiles(programs=1)(build)()
+
+
+@stays_eager(match="reads the value of a tensor")
+def test_functions_of_numpy_read_an_array(wrap):
+    model = Task().model
+
+    def largest(x):
+        return model(x).detach().numpy().max()
+
+    step = wrap(lambda x: largest(x))
+    return lambda i: step(batch(i)[0]), lambda: model
+
+
+@compiles(programs=2, calls=7)
+def test_a_global_beside_one_that_is_stored(wrap):
+    global SCALE, LAST
+    SCALE, LAST = 1.0, None
+    task = Task()
+
+    @wrap
+    def step(x, y):
+        global LAST
+        LAST = task.update(task.loss(x, y) * SCALE).detach()
+        return LAST
+
+    def call(i):
+        global SCALE
+        SCALE = 1.0 if i < 4 else 2.0
+        return step(*batch(i))
+
+    return call, lambda: (task, LAST)
+
+
+@compiles(programs=2, calls=6)
+def test_an_equal_tensor_replaces_a_counter(wrap):
+    task, held = Task(), type("Held", (), {})()
+    held.count = torch.zeros(1)
+
+    @wrap
+    def step(x, y):
+        held.count.add_(1)
+        return task.update(task.loss(x, y))
+
+    def call(i):
+        if i == 3:
+            held.count = held.count.clone()
+        return step(*batch(i))
+
+    return call, lambda: (task, held.count)
+
+
+@pytest.mark.parametrize("where", ["function", "helper"])
+def test_warnings_that_are_shown(where):
+    def build(wrap):
+        model, told = Task().model, []
+
+        def helper(x):
+            warnings.warn("careful", DeprecationWarning, stacklevel=1)
+            return model(x).detach()
+
+        @wrap
+        def step(x):
+            if where == "function":
+                warnings.warn("careful", DeprecationWarning, stacklevel=1)
+                return model(x).detach()
+            return helper(x)
+
+        def call(i):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                result = step(batch(i)[0])
+            told.append([each.category for each in caught].count(DeprecationWarning))
+            for each in caught:
+                if each.category is not DeprecationWarning:
+                    warnings.warn(each.message, stacklevel=1)
+            return result
+
+        return call, lambda: told
+
+    refused = stays_eager(match="prints, logs or warns, at .*helper|prints, logs or warns")
+    (compiles(programs=1) if where == "function" else refused)(build)()
+
+
+@compiles(programs=1)
+def test_containers_of_the_caller_inside_of_a_result(wrap):
+    task = Task()
+
+    @wrap
+    def step(data):
+        return {"data": data, "list": [data, 1], "loss": task.update(task.loss(*data.values()))}
+
+    def call(i):
+        data = dict(zip("xy", batch(i), strict=True))
+        result = step(data)
+        return result["loss"], result["data"] is data, result["list"][0] is data
+
+    return call, lambda: task
+
+
+@stays_eager(match="A list in its arguments grows: 6 values in this call", programs=3, calls=9)
+def test_a_list_that_grows_at_each_call(wrap):
+    task, losses = Task(), []
+
+    @wrap
+    def step(x, y, losses):
+        losses.append(task.update(task.loss(x, y)).item())
+
+    return lambda i: step(*batch(i), losses), lambda: (task, losses)
+
+
+@compiles(programs=2, calls=6)
+def test_masks_and_indices_of_the_state_select(wrap):
+    task, mask, edges = Task(), torch.arange(80) % 3 > 0, torch.arange(80).view(2, 40) % 7
+
+    @wrap
+    def step(x, y):
+        out = task.model(x)[edges[0][edges[0] != edges[1]]]
+        return task.update(out.square().sum() + F.cross_entropy(task.model(x)[mask], y[mask]))
+
+    def call(i):
+        mask[5] = i < 4
+        return step(*batch(i, 80))
+
+    return call, lambda: task
