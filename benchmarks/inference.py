@@ -143,7 +143,9 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
     network, batch = NETWORKS[name]
     model, x = network().eval(), batch(options.batch)
-    wrapped = poptorch.inferenceModel(model, poptorch.Options().showCompilationProgressBar(False))
+    wrapped: Any = poptorch.inferenceModel(
+        model, poptorch.Options().showCompilationProgressBar(False)
+    )
     made = ways(model, wrapped, x, options.threads)
     if options.compile:
         made["torch.compile"] = frozen(model, x)
