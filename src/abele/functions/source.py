@@ -69,18 +69,23 @@ def compiled_like(
     outer = function.__code__.co_freevars
     cells = dict(zip(outer, function.__closure__ or (), strict=True))
     cells |= {name: types.CellType(value) for name, value in values.items()}
-    names = [each.name for each in definitions]
-    returned = ast.Return(ast.Tuple([ast.Name(n, ast.Load()) for n in names], ast.Load()))
-    factory = definition("__abele_factory", [*cells], [*definitions, returned], tree)
+    # Under other names, since a function may read its own, which is a global.
+    renamed = [copy.copy(each) for each in definitions]
+    for index, each in enumerate(renamed):
+        each.name = f"__abele_{index}"
+    returned = ast.Return(ast.Tuple([ast.Name(n.name, ast.Load()) for n in renamed], ast.Load()))
+    factory = definition("__abele_factory", [*cells], [*renamed, returned], tree)
     module = ast.fix_missing_locations(ast.Module([factory], []))
     space: dict[str, Any] = {}
     code = compile(module, function.__code__.co_filename, "exec", dont_inherit=True)
     exec(code, function.__globals__, space)
     result: list[types.FunctionType] = []
-    for each in space["__abele_factory"](*[None] * len(cells)):
-        closure = tuple(cells[name] for name in each.__code__.co_freevars)
+    made_there = space["__abele_factory"](*[None] * len(cells))
+    for name, each in zip((each.name for each in definitions), made_there, strict=True):
+        closure = tuple(cells[free] for free in each.__code__.co_freevars)
+        code = each.__code__.replace(co_name=name)
         made = types.FunctionType(
-            each.__code__, function.__globals__, each.__name__, each.__defaults__, closure or None
+            code, function.__globals__, name, each.__defaults__, closure or None
         )
         made.__module__ = function.__module__
         result.append(made)
