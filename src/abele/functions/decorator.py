@@ -96,6 +96,17 @@ def _line_in(function: Callable[..., Any], error: BaseException) -> tuple[int | 
     return line, changes
 
 
+_OWN = frozenset({"function", "programs", "eager"})
+
+
+def _refuse_tracing(name: str) -> None:
+    if getattr(_tracing, "active", False):
+        raise CaptureError(
+            f"It uses attribute {name!r} of a compiled function, which a program does not. Use a "
+            "variable, or an object of your own."
+        )
+
+
 class _Bound:
     """A method's function in the dictionary of its object, which no copy of the object takes over.
 
@@ -133,6 +144,7 @@ class Function:
     """
 
     def __init__(self, function: Callable[..., Any], options: Options):
+        self._of_users: dict[str, Any] = {}
         if not isinstance(function, torch.nn.Module):
             functools.update_wrapper(self, function)
         self.function, self._options = function, options
@@ -154,6 +166,30 @@ class Function:
         self._of_others: dict[int, _Bound] = {}  # for classes, and objects without a dictionary
         if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
             self._give_up(CaptureError("It is a generator or coroutine, which runs in pieces."))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; those of users stand apart, because programs neither set nor read them.
+
+        Raises:
+            CaptureError: while a call is captured.
+        """
+        if name.startswith("_") or name in _OWN:
+            object.__setattr__(self, name, value)
+        else:
+            _refuse_tracing(name)
+            self._of_users[name] = value
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute that a user has set.
+
+        Raises:
+            CaptureError: while a call is captured.
+        """
+        if not name.startswith("_"):
+            _refuse_tracing(name)
+            if name in self._of_users:
+                return self._of_users[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _repr_html_(self) -> str:
         from abele.functions.shown import card_of  # charts take time to import

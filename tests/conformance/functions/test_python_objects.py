@@ -196,3 +196,17 @@ def test_masks_and_indices_of_the_state_select(wrap):
         return step(*batch(i, 80))
 
     return call, lambda: task
+
+
+@stays_eager(match="uses attribute 'n' of a compiled function")
+def test_attributes_of_the_function_itself(wrap):
+    global counted
+    task = Task()
+
+    def counted(x, y):
+        counted.n = getattr(counted, "n", 0) + 1
+        print(counted.__name__)
+        return task.update(task.loss(x, y)).item()
+
+    counted = wrap(counted)
+    return lambda i: counted(*batch(i)), lambda: (task, counted.n)
