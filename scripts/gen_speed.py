@@ -40,6 +40,7 @@ def main() -> int:
     tables = {
         "peers": page.table(RECORDS, LINKS),
         "real": page.table(RECORDS, LINKS, "real"),
+        "threads": page.scaled(RECORDS, LINKS),
         "introduction": introduction(),
         "cosmictagger": cosmictagger(),
         "networks": networks(),

@@ -14,18 +14,22 @@ import torch
 from benchmarks import harness
 
 from . import ROOT
-from .measuring import Turns
+from .measuring import Turns, together
 from .page import users_first_step_s
-from .rows import EAGER, ROWS, SETS, WAYS
+from .rows import EAGER, JAX, ROWS, SCALED, SETS, THREADS, WAYS
+
+from abele import processor
 
 QUICK = ROOT / "out" / "benchmarks"
+COUNTS = (1, 2, 4, 8, 16)
+SCALED_WAYS = tuple(way for way in WAYS if way != JAX)  # it has no twins of half the networks
 
 
 def run(arguments: list[str]) -> int:
     """Measure, print and record; return the exit status."""
-    options = _parser().parse_args(arguments)
-    torch.set_num_threads(options.threads)
-    window_s = 0.1 if options.quick else options.window_s
+    options = _parsed(arguments)
+    scaled, threads = options.set == THREADS, options.threads
+    torch.set_num_threads(max(threads))
     environment = {**harness.environment(), "jax": _version("jax")}
     if options.device == "cpu":
         environment["gpu"] = None  # one that is there has no part in it
@@ -34,30 +38,51 @@ def run(arguments: list[str]) -> int:
         "device": options.device,
         "quick": options.quick,
         "windows": options.windows,
-        "window_s": window_s,
+        "window_s": options.window_s,
         "rows": {},
     }
     path = None
-    for name in options.rows or SETS[options.set]:
-        turns = Turns(
-            ROWS[name],
-            options.ways,
-            threads=options.threads,
-            windows=options.windows,
-            window_s=window_s,
-            limit_s=options.limit_s,
-            cached=not (options.quick or options.once),
-            device=options.device,
-        )
-        result["rows"][name] = row = turns.measure()
+    for name in options.rows or (SCALED if scaled else SETS[options.set]):
+        rows = together([_turns(name, count, options) for count in threads])
+        counted = dict(zip(map(str, threads), rows, strict=True))
+        result["rows"][name] = {"threads": counted} if scaled else rows[0]
         # After each row, because the next may take minutes and be stopped.
-        _print(row)
+        for count, row in counted.items():
+            _print(row, f", {count} threads" * scaled)
         sys.stdout.flush()
-        path = _keep(result, path, QUICK if options.quick else options.out)
+        path = _keep(result, path, options)
     print(f"record: {path}")
     if options.out == harness.RECORDS and not options.quick:
         return _rewrite_pages()
     return 0
+
+
+def _parsed(arguments: list[str]) -> argparse.Namespace:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    scaled = options.set == THREADS
+    if not options.threads:
+        options.threads = [n for n in COUNTS if n <= processor.cores()] if scaled else [2]
+    if len(options.threads) > 1 and not scaled:
+        parser.error(f"--set {options.set} has one number of threads, --set {THREADS} has several")
+    options.ways = options.ways or (SCALED_WAYS if scaled else WAYS)
+    options.once = options.once or options.quick or scaled
+    if options.quick:
+        options.window_s, options.out = 0.1, QUICK
+    return options
+
+
+def _turns(name: str, threads: int, options: argparse.Namespace) -> Turns:
+    return Turns(
+        ROWS[name],
+        options.ways,
+        threads=threads,
+        windows=options.windows,
+        window_s=options.window_s,
+        limit_s=options.limit_s,
+        cached=not options.once,
+        device=options.device,
+    )
 
 
 def _rewrite_pages() -> int:
@@ -68,13 +93,22 @@ def _rewrite_pages() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks table", description=__doc__)
     parser.add_argument(
-        "--set", choices=SETS, default="table", help="small networks, or real sizes (default table)"
+        "--set",
+        choices=(*SETS, THREADS),
+        default="table",
+        help=f"small networks, real sizes, or {len(SCALED)} networks with several numbers of "
+        "threads (default table)",
     )
     parser.add_argument("--rows", type=some(ROWS), help=f"instead of a set: {', '.join(ROWS)}")
-    parser.add_argument("--ways", type=some(WAYS), default=list(WAYS), help=", ".join(WAYS))
+    parser.add_argument("--ways", type=some(WAYS), help=", ".join(WAYS))
     parser.add_argument("--windows", type=int, default=10, help="of each way (default 10)")
     parser.add_argument("--window-s", type=float, default=0.5, help="seconds (default 0.5)")
-    parser.add_argument("--threads", type=int, default=2, help="of each way (default 2)")
+    parser.add_argument(
+        "--threads",
+        type=_counts,
+        help=f"of each way (default 2; of --set {THREADS}, {', '.join(map(str, COUNTS))} as far as "
+        "there are cores)",
+    )
     parser.add_argument(
         "--limit-s", type=float, default=1800, help="for a first step, seconds (default 1800)"
     )
@@ -89,6 +123,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default cpu")
     parser.add_argument("--out", type=Path, default=harness.RECORDS, help="folder of the record")
     return parser
+
+
+def _counts(text: str) -> list[int]:
+    counts = [int(each) for each in text.split(",") if each.isdecimal()]
+    if len(counts) <= text.count(",") or min(counts) < 1:
+        raise argparse.ArgumentTypeError(f"{text} are no numbers of threads, such as 2 or 1,2,4")
+    return counts
 
 
 def some(known: Any) -> Any:
@@ -113,15 +154,16 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _keep(result: dict[str, Any], path: Path | None, folder: Path) -> Path:
+def _keep(result: dict[str, Any], path: Path | None, options: argparse.Namespace) -> Path:
     if path is None:
-        return harness.write_record("table", result, folder)
+        theme = THREADS if options.set == THREADS else "table"
+        return harness.write_record(theme, result, options.out)
     path.write_text(json.dumps(result, indent=1) + "\n")
     return path
 
 
-def _print(row: dict[str, Any]) -> None:
-    print(row["title"])
+def _print(row: dict[str, Any], more: str = "") -> None:
+    print(row["title"] + more)
     for way, entry in row["ways"].items():
         if "failed" in entry:
             print(f"  {way:14s} failed: {entry['failed']}")

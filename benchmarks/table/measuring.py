@@ -119,6 +119,10 @@ class Peer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End the process; again, it does nothing."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -133,6 +137,9 @@ class Peer:
 
 class Turns:
     """Measures one row.
+
+    Attributes:
+        windows: timed windows of each way.
 
     Args:
         row: what to measure.
@@ -160,7 +167,8 @@ class Turns:
         if windows < harness.MIN_WINDOWS:
             raise ValueError(f"At least {harness.MIN_WINDOWS} windows are needed, got {windows}.")
         self._row, self._ways, self._threads, self._device = row, ways, threads, device
-        self._windows, self._window_s, self._limit_s = windows, window_s, limit_s
+        self.windows, self._window_s, self._limit_s = windows, window_s, limit_s
+        self._answers: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
         self._again = [way for way in ways if cached and way in CACHED]
         starting = [way for way in ways if cached and way in (ABELE, BACKEND)]
         self._users = [way for way in starting for _ in range(_STARTS)]
@@ -169,36 +177,48 @@ class Turns:
 
     def measure(self) -> dict[str, Any]:
         """Return the row of a record; a way that fails has ``failed`` with the reason."""
-        steps = len(self._ways) * (self._windows + 1) + len(self._again) + len(self._users)
-        row, results = self._row, self._results
-        with (
-            tempfile.TemporaryDirectory() as name,
-            tqdm(total=steps, desc=row.name, leave=False, disable=None) as bar,
-            contextlib.ExitStack() as stack,
-        ):
-            self._folder, self._bar = Path(name), bar
-            # One after the other: a start would disturb the others'.
-            peers = {way: stack.enter_context(self._peer(way)) for way in self._ways}
-            for way in self._ways:
-                self._try(way, peers[way], "start")
-            self._compare()
-            for way in self._ways:
-                self._try(way, peers[way], f"calibrate {self._window_s}")
-            self._take_turns(peers)
-            for way in self._ways:
-                self._try(way, peers[way], "end")
-            stack.close()
-            for way in self._again:
-                self._start_again(way, "cached_first_step_s")
-            for number, way in enumerate(self._users):
-                self._start_again(way, "users_first_steps_s", f"of-user-{number}")
+        return together([self])[0]
+
+    def begin(self, stack: contextlib.ExitStack) -> None:
+        """Start the processes, which end with the stack, and take the first steps."""
+        steps = len(self._ways) * (self.windows + 1) + len(self._again) + len(self._users)
+        self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        desc = f"{self._row.name}, {self._threads} threads"
+        self._bar = stack.enter_context(tqdm(total=steps, desc=desc, leave=False, disable=None))
+        self._peers = {way: stack.enter_context(self._peer(way)) for way in self._ways}
+        # One after the other: a start would disturb the others'.
+        self._try_all("start")
+        self._compare()
+        self._try_all(f"calibrate {self._window_s}")
+
+    def window(self) -> None:
+        """Time a window of each way."""
+        self._cores.append(round(harness.threads_over_one(self._threads), 2))
+        for way in self._ways:
+            if answer := self._try(way, self._peers[way], "window"):
+                self._answers[way].append(answer)
+
+    def end(self) -> dict[str, Any]:
+        """End the processes, start others as asked for, and return the row."""
+        self._summarize()
+        self._try_all("end")
+        for peer in self._peers.values():
+            peer.end()
+        for way in self._again:
+            self._start_again(way, "cached_first_step_s")
+        for number, way in enumerate(self._users):
+            self._start_again(way, "users_first_steps_s", f"of-user-{number}")
         return {
-            "title": row.title,
-            "batch": row.batch,
-            "ways": results,
-            "ratio": ratios(results),
+            "title": self._row.title,
+            "batch": self._row.batch,
+            "ways": self._results,
+            "ratio": ratios(self._results),
             "threads_over_one": self._cores,
         }
+
+    def _try_all(self, command: str) -> None:
+        for way, peer in self._peers.items():
+            self._try(way, peer, command)
 
     def _peer(self, way: str, user: str = "") -> Peer:
         given = self._row, way, self._threads, self._folder, self._bar, self._device
@@ -227,19 +247,14 @@ class Turns:
             if any(not abs(a - b) <= self._row.tolerance * abs(b) for a, b in pairs):
                 result["failed"] = f"its first losses are {result['values']}, eager's {expected}"
 
-    def _take_turns(self, peers: dict[str, Peer]) -> None:
-        answers: dict[str, list[dict]] = {way: [] for way in self._ways}
-        for _ in range(self._windows):
-            self._cores.append(round(harness.threads_over_one(self._threads), 2))
-            for way in self._ways:
-                if answer := self._try(way, peers[way], "window"):
-                    answers[way].append(answer)
+    def _summarize(self) -> None:
         for way, result in self._results.items():
             steps = result.pop("steps", None)
             if "failed" not in result:
-                rates = [answer["step_per_s"] for answer in answers[way]]
+                answers = self._answers[way]
+                rates = [answer["step_per_s"] for answer in answers]
                 result["step_per_s"] = harness.summary(rates, steps)
-                result["cpu_s"] = statistics.median(answer["cpu_s"] for answer in answers[way])
+                result["cpu_s"] = statistics.median(answer["cpu_s"] for answer in answers)
 
     def _start_again(self, way: str, name: str, user: str = "") -> None:
         result = self._results[way]
@@ -253,6 +268,17 @@ class Turns:
             except PeerFailed as error:
                 result[f"{name}_failed"] = str(error)
         self._bar.update()
+
+
+def together(several: Sequence[Turns]) -> list[dict[str, Any]]:
+    """Return the row of each, measured in turns: all have as many windows as the first."""
+    with contextlib.ExitStack() as stack:
+        for turns in several:
+            turns.begin(stack)
+        for _ in range(several[0].windows):
+            for turns in several:
+                turns.window()
+        return [turns.end() for turns in several]
 
 
 def ratios(results: dict[str, dict[str, Any]]) -> dict[str, float]:

@@ -9,7 +9,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from .rows import ABELE, COMPILE, EAGER, JAX, ROWS, SETS
+from .rows import ABELE, COMPILE, EAGER, JAX, ROWS, SETS, THREADS
 
 COLUMNS = (
     "| | torch.compile | JAX jit | abele | over the better | memory "
@@ -66,6 +66,48 @@ def compact(folder: Path, links: str) -> str:
     return "\n".join(_compact_table(*each[0], links) for each in kinds if each)
 
 
+def scaled(folder: Path, links: str) -> str:
+    """Return one table for each machine that measured with several numbers of threads.
+
+    Args:
+        folder: of the records.
+        links: the same folder as links of the page name it.
+    """
+    parts: list[str] = []
+    for machine, entries in newest(folder, THREADS).items():
+        counts = sorted({int(n) for row, _ in entries.values() for n in row["threads"]})
+        first, *more = counts
+        heads = [f"{first} thread{'s' * (first > 1)}, over eager", *map(str, more)]
+        parts += [f"### {machine[0]}\n", f"| | {' | '.join(heads)} | record |"]
+        parts.append(f"|---|{'---:|' * len(counts)}---|")
+        parts += [_scaled_line(name, *entries[name], counts, links) for name in entries]
+        parts.append("")
+    return "\n".join(parts) or "No record yet: `python -m benchmarks table --set threads`.\n"
+
+
+def _scaled_line(
+    name: str, row: dict[str, Any], record: str, counts: list[int], links: str
+) -> str:
+    rates = {
+        int(count): {
+            way: each["step_per_s"]["median"]
+            for way, each in measured["ways"].items()
+            if "failed" not in each
+        }
+        for count, measured in row["threads"].items()
+    }
+    base = rates.get(counts[0], {})
+    cells = ["-" if not {EAGER, ABELE} <= base.keys() else _times(base[ABELE] / base[EAGER])]
+    for count in counts[1:]:
+        now = rates.get(count, {})
+        gains = [
+            f"{now[way] / base[way]:.2f}" if way in now and way in base else "-"
+            for way in (ABELE, EAGER, COMPILE)
+        ]
+        cells.append(f"**{gains[0]}**, {gains[1]}, {gains[2]}")
+    return f"| {ROWS[name].title} | {' | '.join(cells)} | [json]({links}/{record}) |"
+
+
 def _compact_table(machine: Machine, entries: Entries, links: str) -> str:
     parts = [f"{machine_name(machine)}:\n", COMPACT_COLUMNS]
     parts += [_compact_line(name, row) for name, (row, _) in entries.items()]
@@ -96,10 +138,10 @@ def machine_name(machine: Machine) -> str:
     return f"{processor}, {threads} thread{'s' * (threads > 1)}"
 
 
-def newest(folder: Path) -> dict[Machine, Entries]:
+def newest(folder: Path, theme: str = "table") -> dict[Machine, Entries]:
     """Return for each machine the newest result of each row, and the name of its record."""
     machines: dict[Machine, Entries] = {}
-    for path in sorted(folder.glob("table_*.json"), key=age):
+    for path in sorted(folder.glob(f"{theme}_*.json"), key=age):
         record = json.loads(path.read_text())
         environment = record["environment"]
         machine = environment["gpu"] or environment["cpu"], environment["threads"]

@@ -218,3 +218,9 @@ SETS: dict[str, dict[str, Row]] = {
     "real": {row.name: row for row in _REAL},
 }
 ROWS = SETS["table"] | SETS["real"]
+#: Rows of the table that are measured with several numbers of threads, and this set's name.
+THREADS = "threads"
+SCALED = {
+    name: ROWS[name]
+    for name in ("introduction-16", "resnet18", "transformer", "lstm", "unet", "mlp")
+}

@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -49,7 +50,17 @@ def _limit(threads: int) -> None:
     """Give every library as many threads as asked for; where they count cores, fewer cores."""
     torch.set_num_threads(threads)
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0), key=_place_in_core)[:threads])
+
+
+def _place_in_core(thread: int) -> tuple[int, int]:
+    """Return the order in which hardware threads are used: one of each core comes first."""
+    path = Path(f"/sys/devices/system/cpu/cpu{thread}/topology/thread_siblings_list")
+    with contextlib.suppress(OSError, ValueError):
+        firsts = re.findall(r"(\d+)(?:-(\d+))?", path.read_text())
+        siblings = [n for a, b in firsts for n in range(int(a), int(b or a) + 1)]
+        return siblings.index(thread), thread
+    return 0, thread
 
 
 class Server:

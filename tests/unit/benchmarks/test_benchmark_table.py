@@ -178,11 +178,43 @@ def test_a_set_is_measured_whole_unless_rows_are_named(monkeypatch, tmp_path):
         return turns(row)
 
     monkeypatch.setattr(command, "Turns", turn)
-    monkeypatch.setattr(measuring.Turns, "measure", lambda _: {**result(1.0), "title": ""})
-    monkeypatch.setattr(command, "_print", lambda _: None)
+    monkeypatch.setattr(command, "together", lambda several: [result(1.0) for _ in several])
+    monkeypatch.setattr(command, "_print", lambda *_: None)
     for arguments in (["--set", "real"], ["--set", "real", "--rows", "mlp"]):
         command.run([*arguments, "--out", str(tmp_path)])
     assert measured == [*SETS["real"], "mlp"]
+
+
+def test_numbers_of_threads_are_measured_beside_each_other(monkeypatch, tmp_path, capsys):
+    order = []
+    monkeypatch.setattr(measuring.Turns, "begin", lambda self, _: order.append(self._threads))
+    monkeypatch.setattr(measuring.Turns, "window", lambda self: order.append(self._threads))
+    rates = {1: result(300.0), 3: result(900.0, eager=150.0, **{COMPILE: 200.0})}
+    monkeypatch.setattr(
+        measuring.Turns, "end", lambda self: {**rates[self._threads], "title": "an MLP"}
+    )
+    arguments = ["--set", "threads", "--rows", "mlp", "--threads", "1,3", "--out", str(tmp_path)]
+    assert command.run(arguments) == 0
+    assert order == [1, 3] * 11
+    assert "an MLP, 3 threads" in capsys.readouterr().out
+    (line,) = [each for each in page.scaled(tmp_path, "records").splitlines() if "MLP" in each]
+    assert "| 3.00 x | **3.00**, 1.50, - | [json](records/threads_" in line
+
+
+def test_threads_are_as_many_as_cores_and_a_table_has_one_number(monkeypatch, capsys):
+    monkeypatch.setattr(command.processor, "cores", lambda: 6)
+    assert command._parsed(["--set", "threads"]).threads == [1, 2, 4]
+    assert command._parsed([]).threads == [2]
+    for wrong, said in (("1,2", "--set table has one number"), ("0", "0 are no numbers of")):
+        with pytest.raises(SystemExit):
+            command._parsed(["--threads", wrong])
+        assert said in capsys.readouterr().err
+
+
+def test_each_core_gives_a_thread_before_one_gives_two(monkeypatch):
+    pairs = {0: "0-1", 1: "0-1", 2: "2,10", 10: "2,10", 3: ""}
+    monkeypatch.setattr(serving.Path, "read_text", lambda path: pairs[int(path.parts[5][3:])])
+    assert sorted(pairs, key=serving._place_in_core) == [0, 2, 3, 1, 10]
 
 
 def test_the_newest_record_of_each_row_is_shown(tmp_path):
