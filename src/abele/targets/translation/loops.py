@@ -25,11 +25,14 @@ from abele.targets.translation.pointwise import HALF, NAMES
 
 # Waking a thread takes about as long as this many elements of a plain loop do.
 _WORK_PER_THREAD = 8192
+# Where the outermost loop has fewer iterations, such as those of a batch, threads share two loops.
+_FEW_TURNS = 16
 # Light updates of so many bytes stay with the thread that calls: other operations of few samples
 # run there too, and what another thread wrote has to come from its cache.
 _NEAR = 1 << 20
 # A plain loop has so many operations; a function counts as so many, unless it is a comparison.
 _PLAIN, _FUNCTION = 4, 8
+_OF_TWO = "first", "last"  # of the second of two shared loops, for an iteration of the first
 _LIGHT = re.compile(
     r"abele::(maximum|minimum|not_below|not_above|relu|magnitude|sign|whole_(sum|difference|product))\b"
     r"|std::(fabs|numeric_limits)\b"
@@ -177,21 +180,30 @@ class LoopWriter:
         ]
         return Loop(shape, [*self._loads, *lines], self._pointers, types)
 
-    def kernel(self) -> Kernel:
-        """Return the loop nest as a C++ function."""
+    def kernel(self, *, by_rows: bool = False) -> Kernel:
+        """Return the loop nest as a C++ function.
+
+        Args:
+            by_rows: threads share the outermost loop, however few iterations it has.
+        """
         if self._converts_in_blocks():
             self._before = []
         loop = self.loop()
         cost = len(self._operations) + _FUNCTION * sum(map(functions, loop.body))
         work = self._size * max(1, cost // _PLAIN)
+        useful = work // _WORK_PER_THREAD
+        turns = loop.shape[0] if loop.shape else 0
+        plain = self._before is None and len(loop.shape) > 1 and not by_rows
+        both = plain and turns < min(_FEW_TURNS, useful)
+        if both:
+            turns *= loop.shape[1]
         text = (
-            _function(self._arguments(loop), loop.shape, loop.body)
+            _function(self._arguments(loop), loop.shape, loop.body, both=both)
             if self._before is None
             else self._function_in_blocks(loop, self._before)
         )
-        turns = loop.shape[0] if loop.shape else 0
         near = self._updates() and cost == len(self._operations) and self._bytes() <= _NEAR
-        workers = 1 if near else max(1, min(turns, work // _WORK_PER_THREAD))
+        workers = 1 if near else max(1, min(turns, useful))
         return Kernel(text, loop.pointers, loop.types, turns, workers)
 
     def _converts_in_blocks(self) -> bool:
@@ -390,6 +402,7 @@ def _function(
     *,
     shared: int = 0,
     innermost: bool = True,
+    both: bool = False,
 ) -> str:
     """Return C++ of a loop nest whose loop number ``shared`` runs from ``begin`` to ``end``.
 
@@ -399,13 +412,22 @@ def _function(
         body: statements for one element, or a loop.
         shared: number of the loop that threads share.
         innermost: the body is no loop.
+        both: these are iterations of the two outermost loops together.
     """
     lines = [f"{LOOP} NAME({', '.join([*arguments, 'Index begin, Index end'])}) {{"]
+    limits = [("0", str(size)) for size in shape]
+    if shape and not both:
+        limits[shared] = "begin", "end"
+    if both:
+        limits[:2] = (f"begin / {shape[1]}", f"(end + {shape[1] - 1}) / {shape[1]}"), _OF_TWO
     for d, size in enumerate(shape):
+        if both and d == 1:
+            lines.append(f"const Index before = i0 * {size};")
+            lines.append("const Index first = begin > before ? begin - before : 0;")
+            lines.append(f"const Index last = end - before < {size} ? end - before : {size};")
         if innermost and d == len(shape) - 1:
             lines.append("#pragma GCC ivdep")
-        limits = ("begin", "end") if d == shared else ("0", str(size))
-        lines.append(f"for (Index i{d} = {limits[0]}; i{d} < {limits[1]}; ++i{d}) {{")
+        lines.append(f"for (Index i{d} = {limits[d][0]}; i{d} < {limits[d][1]}; ++i{d}) {{")
     lines += [f"  {line}" for line in body]
     lines += ["}"] * len(shape)
     return "\n".join([*lines, "}"])

@@ -181,7 +181,7 @@ class _Writer:
 
     def _by_rows(self, unit: GemmWithEpilogue) -> str:
         product, rows = unit.product, unit.product.sizes[0]
-        kernel = loops.LoopWriter(unit.loop, self._kept).kernel()
+        kernel = loops.LoopWriter(unit.loop, self._kept).kernel(by_rows=True)
         call = self._run(kernel, "begin", "end", {product.writes[0].buffer: "c"})
         loop = f"[&](const float* c, Index begin, Index end) {{ {call} }}"
         text = products.by_rows(product, kernel.turns // rows, "LOOP")
