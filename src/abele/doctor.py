@@ -98,12 +98,13 @@ def _machine() -> Iterator[Finding]:
     yield Finding("machine", "processor", f"{processor.name()}, {platform.machine()}")
     capability = torch.backends.cpu.get_cpu_capability()
     yield Finding("machine", "instructions", capability, get_target("cpu").why_slow())
-    threads = f"{processor.cores()} usable by this process; torch uses {torch.get_num_threads()}"
-    quota, advice = processor.quota(), None
+    useful, quota, advice = processor.cores(), processor.quota(), None
+    threads = f"{useful} usable by this process; torch uses {torch.get_num_threads()}"
     if quota is not None:
         threads += f"; the container has the time of {quota:g}"
-        if torch.get_num_threads() > math.ceil(quota):
-            advice = f"Set OMP_NUM_THREADS={math.ceil(quota)}: more threads wait for each other."
+        useful = min(useful, math.ceil(quota))
+    if torch.get_num_threads() > useful:
+        advice = f"Set OMP_NUM_THREADS={useful}: more threads wait for each other."
     yield Finding("machine", "cores", threads, advice)
     memory = systems.memory()
     yield Finding("machine", "memory", _size(memory) if memory else "unknown")

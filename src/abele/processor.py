@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 _DESCRIPTION = Path("/proc/cpuinfo")
 _GROUP = Path("/sys/fs/cgroup")  # of the container
+_OWN_GROUPS = Path("/proc/self/cgroup")
 # Linux's field names of a processor's instruction sets: x86, ARM, RISC-V.
 _INSTRUCTIONS = ("flags", "Features", "isa")
 
@@ -31,16 +33,26 @@ def cores() -> int:
 def quota() -> float | None:
     """Return how many cores' time the container of this process may use; None if unlimited.
 
-    Source: Linux's documentation of control groups, ``cpu.max`` of version 2 and the files of 1.
+    The least of its control group and of those around it. Source: Linux's documentation of control
+    groups, ``cpu.max`` of version 2 and the files of 1.
     """
-    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        try:
-            text = " ".join((_GROUP / name).read_text(encoding="ascii").strip() for name in names)
-        except OSError:
+    limits = (re.fullmatch(r"(\d+) (\d+)", each) for each in _quotas())
+    return min((int(each[1]) / int(each[2]) for each in limits if each), default=None)
+
+
+def _quotas() -> Iterator[str]:
+    """Return quota and period of each control group of this process."""
+    groups = _OWN_GROUPS.read_text("utf-8").splitlines() if _OWN_GROUPS.exists() else ()
+    for _, kinds, path in (each.split(":", 2) for each in groups):
+        if kinds and "cpu" not in kinds.split(","):
             continue
-        if match := re.fullmatch(r"(\d+) (\d+)", text):
-            return int(match[1]) / int(match[2])
-    return None
+        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if kinds else ("cpu.max",)
+        own = (_GROUP / "cpu" if kinds else _GROUP) / path.lstrip("/")
+        for folder in (own, *own.parents):
+            with contextlib.suppress(OSError):
+                yield " ".join((folder / name).read_text("ascii").strip() for name in names)
+            if folder == _GROUP:
+                break
 
 
 def instructions() -> str:

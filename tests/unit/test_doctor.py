@@ -53,13 +53,18 @@ def test_what_is_missing_comes_with_advice(environment, capsys):
     assert "ABELE_FURTHER" not in advice
 
 
-def test_more_threads_than_a_container_has_time_for_are_advice(environment, capsys):
-    environment.setattr(doctor.processor, "quota", lambda: 1.5)
+@pytest.mark.parametrize(("cores", "quota", "useful"), [(8, 1.5, 2), (1, None, 1), (1, 4.0, 1)])
+def test_more_threads_than_cores_or_their_time_are_advice(
+    cores, quota, useful, environment, capsys
+):
+    environment.setattr(doctor.processor, "cores", lambda: cores)
+    environment.setattr(doctor.processor, "quota", lambda: quota)
     environment.setattr(doctor.torch, "get_num_threads", lambda: 8)
     assert __main__.main(["doctor"]) == 1
     said = capsys.readouterr().out
-    assert "torch uses 8; the container has the time of 1.5" in said
-    assert "- cores: Set OMP_NUM_THREADS=2: more threads wait for each other." in said
+    limit = f"; the container has the time of {quota:g}" if quota else ""
+    assert f"{cores} usable by this process; torch uses 8{limit}\n" in said
+    assert f"- cores: Set OMP_NUM_THREADS={useful}: more threads wait for each other." in said
 
 
 def test_a_target_that_does_not_exist_is_advice(environment, capsys):

@@ -91,12 +91,17 @@ def test_processors_of_one_level_share_kernels_but_no_executables(machine, monke
         ({"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 0.5),
         ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
         ({"cpu.max": "many\n"}, None),
+        ({"jobs/own/cpu.max": "max 100000\n", "jobs/cpu.max": "50000 100000\n"}, 0.5),
+        ({"jobs/cpu.max": "50000 100000\n", "cpu.max": "20000 100000\n"}, 0.2),
+        ({"jobs/other/cpu.max": "50000 100000\n"}, None),
         ({}, None),
     ],
 )
 def test_the_quota_is_that_of_the_container(files, expected, tmp_path, monkeypatch):
-    (tmp_path / "cpu").mkdir()
+    (tmp_path / "groups").write_text("5:memory:/\n1:cpu,cpuacct:/outside\n0::/jobs/own\n")
     for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(processor, "_GROUP", tmp_path)
+    monkeypatch.setattr(processor, "_OWN_GROUPS", tmp_path / "groups")
     assert processor.quota() == expected
