@@ -92,3 +92,14 @@ def test_values_are_those_that_are_interpreted(compiled, name, count, threads):
     expected = trained(program, Interpreter().compile(program).run, 0.25)
     threads(count)
     torch.testing.assert_close(trained(program, run, 0.25), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("loop")])
+def test_bits_do_not_depend_on_the_number_of_threads(compiled, name, threads):
+    program, run = compiled[name]
+    results = []
+    for count in (1, 2, 3, 5, 16):
+        threads(count)
+        results.append(trained(program, run, 0.25))
+    for each in results[1:]:
+        assert all(map(torch.equal, each, results[0]))

@@ -32,22 +32,43 @@ def test_what_happens_once_is_done_by_one_thread(threads, tmp_path):
     assert set(counts.values()) == {20.0}
 
 
+def parameters(name, rows, cache=None):
+    """Parameters after two updates."""
+    model = MODELS[name]
+    module = model.fresh()
+    given = rule_for(module, "sgd"), StepConfig()
+    session, _ = started(module, model.batch(rows), *given, target=usable("cpu"), cache=cache)
+    torch.manual_seed(1)
+    run(session, model.batches(2, rows=rows))
+    return session.params
+
+
+def assert_alike(results):
+    for each in results[1:]:
+        assert all(torch.equal(each[key], value) for key, value in results[0].items())
+
+
 @pytest.mark.compiler
 @pytest.mark.parametrize("name", ["introduction", "batch norm and dropout"])
 def test_fewer_usable_threads_give_the_same_bits(name, threads):
-    model, results = MODELS[name], []
+    results = []
     threads(4)
     try:
         for most in (limits.ALL, 1, 3):
             limits.limit(most)
-            module = model.fresh()
-            session, _ = started(
-                module, model.batch(64), rule_for(module, "sgd"), StepConfig(), target=usable("cpu")
-            )
-            torch.manual_seed(1)
-            run(session, model.batches(2, rows=64))
-            results.append(session.params)
+            results.append(parameters(name, 64))
     finally:
         limits.limit(limits.ALL)
-    for each in results[1:]:
-        assert all(torch.equal(each[key], value) for key, value in results[0].items())
+    assert_alike(results)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    ("name", "rows"), [("introduction", 16), ("embedding and layer norm", 512), ("dense", 4096)]
+)
+def test_more_threads_than_cores_give_the_bits_of_one(name, rows, threads, tmp_path):
+    results = []
+    for count in (1, 2, 3, 5, 16):
+        threads(count)
+        results.append(parameters(name, rows, ExecutableCache(tmp_path)))
+    assert_alike(results)

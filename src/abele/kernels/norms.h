@@ -63,16 +63,17 @@ inline void layer_norm_backward(Index rows, Index size, const float* grad, const
   });
 }
 
-// Gradients of weight and bias: sums over rows.
+// Gradients of weight and bias: sums over rows. Threads share columns, at least a line of them.
 template <int most>
 inline void layer_norm_weights(Index rows, Index size, const float* grad, const float* x,
                                const float* mean, const float* rstd, float* grad_weight,
                                float* grad_bias, int threads) {
-  const Index chunks = (size + COLUMNS - 1) / COLUMNS;
-  share<most>(chunks, threads, [=](Index begin, Index end) {
+  Index columns = COLUMNS;
+  while (columns > LANES && size < columns * (threads < most ? threads : most)) columns /= 2;
+  share<most>((size + columns - 1) / columns, threads, [=](Index begin, Index end) {
     for (Index chunk = begin; chunk < end; ++chunk) {
-      const Index column = chunk * COLUMNS;
-      const Index width = size - column < COLUMNS ? size - column : COLUMNS;
+      const Index column = chunk * columns;
+      const Index width = size - column < columns ? size - column : columns;
       double weights[COLUMNS] = {}, biases[COLUMNS] = {};
       for (Index first = 0; first < rows; first += BLOCK) {
         float some_weights[COLUMNS] = {}, some_biases[COLUMNS] = {};

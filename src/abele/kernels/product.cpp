@@ -418,26 +418,6 @@ Share half_of(Share share, Index which) {
   return share;
 }
 
-// Always the sum of two, so that any number of threads gives the same bits.
-void multiply_in_halves(const AbeleProduct& p, const Share& share, int threads, Scratch& memory) {
-  const bool shared = threads > 1;
-  const Share halves[] = {half_of(share, 0), half_of(share, 1)};
-  // A thread alone adds the second to the first, unless that itself is a sum of several.
-  const bool apart = shared || cuts_of(halves[1].inner) > 1;
-  const Each<float> work = memory.each<float>(WORK, shared ? 2 : 1);
-  float* second = apart ? memory.take<float>(p.rows * p.columns) : nullptr;
-  for_each(2, shared ? 2 : 1, [&](Index which) {
-    Share half = halves[which];
-    if (which == 1) half.added = !apart;
-    if (which == 1 && apart) half.c = second, half.c_row = p.columns;
-    multiply(half, work.of(shared ? which : 0));
-  });
-  for_each(apart ? p.rows : 0, shared ? 2 : 1, [&](Index row) {
-    for (Index i = 0; i < p.columns; ++i)
-      share.c[row * p.c_row + i] += second[row * p.columns + i];
-  });
-}
-
 // How many parts of the columns; threads / this many are those of the rows. What counts is how much
 // a thread multiplies and packs, an element packed like PACKING multiply-adds; and where a row of c
 // belongs to several threads, each loses lines to others that look ahead, which takes as long as
@@ -472,6 +452,27 @@ Share share_of(const AbeleProduct& p, Share share, int threads, Index across, In
   share.first_column = column;
   share.move_result(rows.begin * share.c_row + column);
   return share;
+}
+
+// Always the sum of two, so that any number of threads gives the same bits; more than two share each.
+void multiply_in_halves(const AbeleProduct& p, const Share& share, int threads, Scratch& memory) {
+  const int each = std::max(1, threads / 2), started = threads > 1 ? 2 * each : 1;
+  const Index across = column_parts(p, each);
+  // A thread alone adds the second to the first, unless that itself is a sum of several.
+  const bool apart = started > 1 || cuts_of(half_of(share, 1).inner) > 1;
+  const Each<float> work = memory.each<float>(WORK, started);
+  float* second = apart ? memory.take<float>(p.rows * p.columns) : nullptr;
+  for_each(2 * each, started, [&](Index i) {
+    Share half = half_of(share, i / each);
+    if (i >= each) half.added = !apart;
+    if (i >= each && apart) half.c = second, half.c_row = p.columns;
+    half = share_of(p, half, each, across, i % each);
+    if (half.rows > 0 && half.columns > 0) multiply(half, work.of(i % started));
+  });
+  for_each(apart ? p.rows : 0, started, [&](Index row) {
+    for (Index i = 0; i < p.columns; ++i)
+      share.c[row * p.c_row + i] += second[row * p.columns + i];
+  });
 }
 
 // How many pieces of b are packed one by one, and such a piece.

@@ -157,8 +157,9 @@ struct Plain {
 
 // -- time and threads ---------------------------------------------------------------------------
 
-// A thread takes all steps of its samples if it has so many, and weights that its second-level cache
-// holds. Otherwise threads meet in each step, which takes as long as so many multiply-adds.
+// Threads take all steps of samples of their own, so many or more, if their second-level caches hold the
+// weights and no more threads could share a step. There they meet, which takes as long as so many
+// multiply-adds.
 constexpr Index LEAST_SAMPLES = 4, NEAR_WEIGHTS = 1 << 18, MEETING = 1 << 15;
 
 // The index in memory of step `turn` in the order of time.
@@ -296,14 +297,14 @@ int run(const Pass& pass, int threads) {
     const int own = all_turns(pass, team, samples);
     if (own) __atomic_fetch_or(&status, own, __ATOMIC_RELAXED);
   };
-  if (weights <= NEAR_WEIGHTS && layer.batch >= LEAST_SAMPLES * threads) {
-    share<1 << 30>(layer.batch, threads,
-                   [&](Index begin, Index end) { steps({0, 1, {}}, {begin, end}); });
-    return status;
-  }
   const Index most = std::min(layer.batch * weights / MEETING, ceil_div(layer.units, PRODUCT_COLUMNS));
-  with_teams(1, static_cast<int>(std::clamp<Index>(most, 1, threads)),
-             [&](const Team& team, int) { steps(team, {0, layer.batch}); });
+  const int team = static_cast<int>(std::clamp<Index>(most, 1, threads));
+  const int apart = static_cast<int>(std::min<Index>(threads, layer.batch / LEAST_SAMPLES));
+  if (weights <= NEAR_WEIGHTS && apart >= team)
+    share<1 << 30>(layer.batch, apart,
+                   [&](Index begin, Index end) { steps({0, 1, {}}, {begin, end}); });
+  else
+    with_teams(1, team, [&](const Team& own, int) { steps(own, {0, layer.batch}); });
   return status;
 }
 

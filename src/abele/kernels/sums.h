@@ -66,6 +66,7 @@ struct Wide<float> {
 
 constexpr Index SHORT = 32 * LANES;  // so many floats are added before the sum is widened
 constexpr Index PARTS = 16;          // of a sum that threads share
+constexpr Index SUMS = 4;            // of columns that they share at a time
 
 // The same for long ones: sums of SHORT elements are added in the wide type.
 template <class F>
@@ -122,42 +123,46 @@ inline void add_rows(Dim far, Dim near, Index first, Index last, Index width, co
 }
 
 // to[k] = scale * sum over r of from[k, r]; `inner` is the innermost kept dimension with stride 1.
-// With `split` threads share the rows of a sum, otherwise the columns.
+// With `split` threads share the rows of some sums at a time, otherwise the columns.
 template <int most, bool split, class T, class R>
 inline void sum_columns(Dim outer, Dim inner, Dim far, Dim near, double scale, const T* from,
                         R* to, int threads) {
   using W = typename Wide<R>::Type;
   const Index chunks = (inner.size + COLUMNS - 1) / COLUMNS, rows = far.size * near.size;
   const auto sum = [=](Index task, Index first, Index last, W* total) {
-    const Index column = task % chunks * COLUMNS;
-    const Index width = inner.size - column < COLUMNS ? inner.size - column : COLUMNS;
+    const Index column = task % chunks * COLUMNS, left = inner.size - column;
     const T* source = from + task / chunks * outer.stride + column;
-    add_rows<R>(far, near, first, last, width, source, total);
-    return width;
+    add_rows<R>(far, near, first, last, left < COLUMNS ? left : COLUMNS, source, total);
   };
-  const auto write = [=](Index task, Index width, const W* total) {
-    R* result = to + task / chunks * outer.result + task % chunks * COLUMNS;
-    for (Index k = 0; k < width; ++k) result[k] = static_cast<R>(W(scale) * total[k]);
+  const auto write = [=](Index task, const W* total) {
+    const Index column = task % chunks * COLUMNS, left = inner.size - column;
+    R* result = to + task / chunks * outer.result + column;
+    for (Index k = 0; k < COLUMNS && k < left; ++k) result[k] = static_cast<R>(W(scale) * total[k]);
   };
   if (!split)
     return share<most>(outer.size * chunks, threads, [=](Index begin, Index end) {
       for (Index task = begin; task < end; ++task) {
         W total[COLUMNS];
-        write(task, sum(task, 0, rows, total), total);
+        sum(task, 0, rows, total);
+        write(task, total);
       }
     });
-  for (Index task = 0; task < outer.size * chunks; ++task) {
-    W parts[PARTS][COLUMNS];
-    Index width = 0;
-    share<most>(PARTS, threads, [&](Index begin, Index end) {
-      for (Index p = begin; p < end; ++p) {
-        const Index count = sum(task, rows * p / PARTS, rows * (p + 1) / PARTS, parts[p]);
-        if (p == 0) width = count;
+  const Index tasks = outer.size * chunks;
+  for (Index done = 0; done < tasks; done += SUMS) {
+    const Index some = tasks - done < SUMS ? tasks - done : SUMS;
+    W parts[SUMS][PARTS][COLUMNS];
+    share<most>(some * PARTS, threads, [&](Index begin, Index end) {
+      for (Index i = begin; i < end; ++i) {
+        const Index p = i % PARTS;
+        sum(done + i / PARTS, rows * p / PARTS, rows * (p + 1) / PARTS, parts[i / PARTS][p]);
       }
     });
-    for (Index p = 1; p < PARTS; ++p)
-      for (Index k = 0; k < COLUMNS; ++k) parts[0][k] += parts[p][k];
-    write(task, width, parts[0]);
+    for (Index task = 0; task < some; ++task) {
+      W(&all)[PARTS][COLUMNS] = parts[task];
+      for (Index p = 1; p < PARTS; ++p)
+        for (Index k = 0; k < COLUMNS; ++k) all[0][k] += all[p][k];
+      write(done + task, all[0]);
+    }
   }
 }
 

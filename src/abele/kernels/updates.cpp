@@ -10,14 +10,16 @@
 
 namespace {
 
-// Calls run(tensor, begin, end) for each piece; threads share the pieces, wherever tensors begin.
+// Calls run(tensor, begin, end) for each piece; threads share the pieces, wherever tensors begin. Of more
+// than two, another one has the remainder of each tensor: small tensors are one piece.
 template <class Tensor, class Run>
 int for_each_piece(const Tensor* tensors, int64_t count, int threads, const Run& run) {
   constexpr int64_t PIECE = 16384;
   abele::on_threads(threads, [&](int thread, int team) {
     for (int64_t k = 0; k < count; ++k) {
       const int64_t size = tensors[k].size;
-      const auto [first, own] = abele::part((size + PIECE - 1) / PIECE, team, thread);
+      const int64_t turn = team > 2 ? (thread + k) % team : thread;
+      const auto [first, own] = abele::part((size + PIECE - 1) / PIECE, team, turn);
       for (int64_t piece = first; piece < first + own; ++piece)
         run(tensors[k], piece * PIECE, std::min(size, (piece + 1) * PIECE));
     }

@@ -117,7 +117,7 @@ def layer_norm_backward(translator: Any, node: torch.fx.Node) -> Any:
         sums = [translator.new(weight.shape, x.dtype) for _ in (0, 1)]
         results[1:] = sums
         given = f"{rows}, {size}, {{0}}, {{1}}, {{2}}, {{3}}, {{4}}, {{5}}"
-        text = shared.call("layer_norm_weights", _workers(-(-size // 64), x.size), (), given)
+        text = shared.call("layer_norm_weights", _workers(-(-size // 16), x.size), (), given)
         translator.add(Call([grad, x, mean, rstd], sums, text))
     return results
 

@@ -18,8 +18,8 @@ aten = torch.ops.aten
 _FLOATS_PER_THREAD = 16384
 
 
-# Fewer sums than this are shared by threads one by one.
-_FEW = 8
+# Fewer sums than this are shared by threads one by one; of columns, so many at a time (sums.h).
+_FEW, _SUMS = 8, 4
 
 # Size, stride in the source, stride in the result.
 _Dim = tuple[int, int, int]
@@ -94,7 +94,8 @@ def sum_text(place: Place, result: Place, reduced: set[int], scale: float) -> st
     parts = outer[0] * -(-inner[0] // 64) if columns else outer[0] * inner[0]
     share = place.size // max(parts, 1) // _FLOATS_PER_THREAD
     split = share > 1 and parts < _FEW and (columns or far[0] == 1)
-    most = max(1, min(share if split else parts, place.size // _FLOATS_PER_THREAD))
+    shares = share * min(parts, _SUMS if columns else 1) if split else parts
+    most = max(1, min(shares, place.size // _FLOATS_PER_THREAD))
     dims = ", ".join(f"abele::Dim{{{{{a}, {b}, {c}}}}}" for a, b, c in (outer, inner, far, near))
     name = "sum_columns" if columns else "sum_rows"
     given = f"{dims}, {float(scale)!r}, {{0}}, {{1}}"
