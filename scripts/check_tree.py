@@ -48,9 +48,9 @@ BUDGETS = {
     "src/popdist": 31,
     "src/poptorch": 170,
     "src/sambaflow": 33,
-    "tests": 921,
+    "tests": 922,
     "tests/unit/port": 59,
-    "benchmarks": 87,
+    "benchmarks": 88,
 }
 
 

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from benchmarks import harness
 
+from abele import processor
+
 from . import ROOT
 from .measuring import Turns, together
 from .page import users_first_step_s
 from .rows import EAGER, JAX, ROWS, SCALED, SETS, THREADS, WAYS
-
-from abele import processor
 
 QUICK = ROOT / "out" / "benchmarks"
 COUNTS = (1, 2, 4, 8, 16)

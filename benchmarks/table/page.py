@@ -85,9 +85,7 @@ def scaled(folder: Path, links: str) -> str:
     return "\n".join(parts) or "No record yet: `python -m benchmarks table --set threads`.\n"
 
 
-def _scaled_line(
-    name: str, row: dict[str, Any], record: str, counts: list[int], links: str
-) -> str:
+def _scaled_line(name: str, row: dict[str, Any], record: str, counts: list[int], links: str) -> str:
     rates = {
         int(count): {
             way: each["step_per_s"]["median"]
