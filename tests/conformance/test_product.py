@@ -165,6 +165,28 @@ def typed(values, kind):
     return result.copy_(values)
 
 
+def test_many_threads_keep_their_memory_between_products_of_other_sizes(own):
+    few, many = (factor(1, rows, 256, turned=False, step=0, seed=5) for rows in (64, 700))
+    b = factor(1, 256, 512, turned=False, step=0, seed=6)
+    places = set[int]()
+
+    def take(_context, address, first, _count):
+        if first == 0:
+            places.add(address)
+
+    sizes = described(many, b)
+    sizes.c_next = 0
+    limits.limit(1)  # the same thread computes the first row
+    try:
+        for _ in range(2):
+            pointers = many.data_ptr(), b.data_ptr(), binding.Rows(take)
+            own.abele_product_by_rows(ctypes.byref(sizes), *pointers, None, 17)
+            product(own, few, b, threads=17)
+    finally:
+        limits.limit(limits.ALL)
+    assert len(places) == 1
+
+
 def typed_product(own, a, b, kinds, threads=1, apart=0):
     """The product of tensors whose types have the numbers ``kinds``, and that of their values."""
     a, b = typed(a, kinds[0]), typed(b, kinds[1])

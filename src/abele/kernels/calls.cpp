@@ -8,6 +8,8 @@ namespace abele {
 namespace {
 
 constexpr size_t LINE = 64, PAGE = 4096, MOST_KEPT = size_t{1} << 26;
+// Rooms of more threads would be address space for nothing; threads touch what they use of theirs.
+constexpr int MOST_ROOMS = 256;
 // Waking a thread costs microseconds; each should have this much to do.
 constexpr int64_t FLOATS_PER_THREAD = 16384, ADDS_PER_THREAD = 960000;
 
@@ -46,7 +48,7 @@ void* Scratch::take_bytes(size_t bytes) {
 void* Scratch::take_rooms(size_t bytes, int threads) {
   bytes = rounded(bytes, LINE);
   const size_t size = rounded(threads * ROOM, PAGE);
-  if (used_of_room_ + bytes > ROOM || size > MOST_KEPT / 4) return nullptr;
+  if (used_of_room_ + bytes > ROOM || threads > MOST_ROOMS) return nullptr;
   if (size > rooms_.size) {
     if (used_of_room_ > 0) return nullptr;  // what was taken before has to stay
     std::free(rooms_.memory);
