@@ -18,7 +18,7 @@ UNCLEAR = re.compile(
 # Lines of Python and C++ per folder, in hundreds. They only go down: a commit that raises one says
 # which published program, test of the original or row of a benchmark needs it.
 BUDGETS = {
-    "src": 1152,
+    "src": 1153,
     "src/abele/_torch": 22,
     "src/abele/arena": 12,
     "src/abele/capture": 35,
