@@ -48,7 +48,7 @@ def run(arguments: list[str]) -> int:
         result["rows"][name] = {"threads": counted} if scaled else rows[0]
         # After each row, because the next may take minutes and be stopped.
         for count, row in counted.items():
-            _print(row, f", {count} threads" * scaled)
+            _print(row, f", {count} thread{'s' * (count != '1')}" * scaled)
         sys.stdout.flush()
         path = _keep(result, path, options)
     print(f"record: {path}")
