@@ -168,11 +168,7 @@ class Function:
             self._give_up(CaptureError("It is a generator or coroutine, which runs in pieces."))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; those of users stand apart, because programs neither set nor read them.
-
-        Raises:
-            CaptureError: while a call is captured.
-        """
+        """Set an attribute; those of users are apart, since programs neither set nor read them."""
         if name.startswith("_") or name in _OWN:
             object.__setattr__(self, name, value)
         else:
@@ -180,11 +176,7 @@ class Function:
             self._of_users[name] = value
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute that a user has set.
-
-        Raises:
-            CaptureError: while a call is captured.
-        """
+        """Return an attribute that a user has set."""
         if not name.startswith("_"):
             _refuse_tracing(name)
             if name in self._of_users:
