@@ -69,6 +69,26 @@ def test_a_layer_is_exact_to_a_millionth(own, shape, slope):
             assert error(value, wanted) < 2e-6
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("slope", [0.01, 0.0, 1.0])
+@pytest.mark.parametrize("vectors", [torch.float32, torch.bfloat16], ids=str)
+def test_a_layer_of_bfloat16_images_is_rounded_once(own, shape, slope, vectors):
+    x, *parameters = inputs(shape)
+    values = [x.bfloat16(), *(each.to(vectors) for each in parameters)]
+    grad, added = (
+        torch.randn(shape).bfloat16().contiguous(memory_format=torch.channels_last)
+        for _ in range(2)
+    )
+    exact = exactly(*values, slope, grad)
+    summed = exactly_of_sum(*values, added, slope, grad)
+    for overwrite in (False, True):
+        of_sum = ours_of_sum(own, *values, added, slope, [grad], overwrite)
+        result = ours(own, *values, slope, grad, overwrite)
+        assert [each.dtype for each in result] == 2 * [torch.bfloat16, vectors, vectors]
+        for value, wanted in (*zip(result, exact, strict=True), *zip(of_sum, summed, strict=True)):
+            assert error(value, wanted) < torch.finfo(torch.bfloat16).eps
+
+
 def test_weights_and_statistics_may_be_columns(own):
     """As those of a norm that takes its parameters out of a table, one column for each domain."""
     shape = (2, 8, 12, 12)
@@ -120,9 +140,10 @@ def test_a_large_mean_does_not_swallow_the_variance(own):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_not_finite_shows(own, bad):
-    values, grad = inputs((1, 8, 8, 8)), torch.randn(1, 8, 8, 8)
-    values[0][0, 3, 2, 2] = bad
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_is_not_finite_shows(own, bad, dtype):
+    values, grad = [each.to(dtype) for each in inputs((1, 8, 8, 8))], torch.randn(1, 8, 8, 8)
+    values[0][0, 3, 2, 2], grad = bad, grad.to(dtype)
     y, mean, *_ = ours(own, *values, 0.01, grad)
     assert not y[:, 3].isfinite().any()
     assert not mean[3].isfinite()

@@ -227,36 +227,37 @@ typedef struct AbeleNorm {
   int64_t rows, channels;       // rows: images times pixels
   double momentum, eps, slope;  // slope: of the activation below zero; 1 for none
   int64_t in_16_bits;           // whether y will be rounded to 16 bits before backward reads it
+  int64_t type;                 // of images: ABELE_FLOAT32 or ABELE_BFLOAT16; the rest is float32
 } AbeleNorm;
 
 // `statistics` is [3][channels]: mean, 1 / standard deviation, and whether y alone is enough for
 // backward, which `*from_y` says too: 0 or 1.
-ABELE_API int abele_norm_statistics(const AbeleNorm* norm, const float* x, const float* weight,
+ABELE_API int abele_norm_statistics(const AbeleNorm* norm, const void* x, const float* weight,
                                     const float* bias, const float* mean, const float* var,
                                     float* statistics, float* new_mean, float* new_var,
                                     int32_t* from_y, int threads);
 
 // y = activation(normalised x * weight + bias + added); `added` may be null, y may be x or `added`.
-ABELE_API int abele_norm_apply(const AbeleNorm* norm, const float* x, const float* weight,
-                               const float* bias, const float* statistics, const float* added,
-                               float* y, int threads);
+ABELE_API int abele_norm_apply(const AbeleNorm* norm, const void* x, const float* weight,
+                               const float* bias, const float* statistics, const void* added,
+                               void* y, int threads);
 
 // Gradients from that of y. `kept` is y where `statistics` say so, else x. `grad_x` may be `grad`.
-ABELE_API int abele_norm_backward(const AbeleNorm* norm, const float* grad, const float* kept,
+ABELE_API int abele_norm_backward(const AbeleNorm* norm, const void* grad, const void* kept,
                                   const float* weight, const float* bias, const float* statistics,
-                                  float* grad_x, float* grad_weight, float* grad_bias,
+                                  void* grad_x, float* grad_weight, float* grad_bias,
                                   int threads);
 
 // The same where something was added: `masked` is the gradient of that. That of y is grad + more;
 // `more` may be null, `masked` may be `grad` or `more`. The slope is not negative.
-ABELE_API int abele_norm_sum_backward(const AbeleNorm* norm, const float* grad, const float* more,
-                                      const float* y, const float* x, const float* weight,
-                                      const float* statistics, float* masked, float* grad_x,
+ABELE_API int abele_norm_sum_backward(const AbeleNorm* norm, const void* grad, const void* more,
+                                      const void* y, const void* x, const float* weight,
+                                      const float* statistics, void* masked, void* grad_x,
                                       float* grad_weight, float* grad_bias, int threads);
 
 // y = activation(x * scale + shift), with `scale` and `shift` for each channel; y may be x.
-ABELE_API int abele_scale_shift(const AbeleNorm* norm, const float* x, const float* scale,
-                                const float* shift, float* y, int threads);
+ABELE_API int abele_scale_shift(const AbeleNorm* norm, const void* x, const float* scale,
+                                const float* shift, void* y, int threads);
 
 // -- products of matrices -------------------------------------------------------------------------
 

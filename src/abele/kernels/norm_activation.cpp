@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "channel_vectors.h"
+#include "half.h"
 
 namespace abele {
 namespace {
@@ -48,7 +49,8 @@ struct Layout {
   bool has_rest(Index part) const { return rest > 0 && part == parts - 1; }
 };
 
-// Passes are written once for a register and for a single float: at(from) is either.
+// Passes are written once for a register and for a single float: at(from) is either. Images are float or
+// bfloat16, of which float is computed.
 template <class T>
 inline T at(const float* from) {
   if constexpr (std::is_same_v<T, float>)
@@ -62,6 +64,28 @@ inline void put(float* to, T value) {
     *to = value;
   else
     channels_last::store<LANES>(to, value);
+}
+
+typedef uint16_t Narrow __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+using Wide = uint32_t __attribute__((vector_size(4 * LANES)));
+
+template <class T>
+inline T at(const Bfloat* from) {
+  if constexpr (std::is_same_v<T, float>)
+    return *from;
+  else
+    return (Lanes)(__builtin_convertvector(*reinterpret_cast<const Narrow*>(from), Wide) << 16);
+}
+template <class T>
+inline void put(Bfloat* to, T value) {
+  if constexpr (std::is_same_v<T, float>) {
+    *to = value;
+  } else {
+    const Wide all = (Wide)value, rounded = (all + 0x7fff + (all >> 16 & 1)) >> 16;
+    const Wide finite = (Wide)(value == value);
+    const Wide bits = (rounded & finite) | (0x7fc0 & ~finite);
+    *reinterpret_cast<Narrow*>(to) = __builtin_convertvector(bits, Narrow);
+  }
 }
 
 // Calls body(a number N, lane) for each N registers of a group. Four are the whole of most groups,
@@ -86,9 +110,11 @@ inline std::array<Made<Make>, sizeof...(N)> several(Make make, Index lane,
 }
 
 // Values per channel, repeated along a group.
-const float* repeated(const Layout& layout, const float* per_channel, Scratch& scratch) {
+template <class Number>
+const float* repeated(const Layout& layout, const Number* per_channel, Scratch& scratch) {
   float* values = scratch.take<float>(layout.group);
-  for (Index i = 0; i < layout.group; ++i) values[i] = per_channel[i % layout.channels];
+  for (Index i = 0; i < layout.group; ++i)
+    values[i] = static_cast<float>(per_channel[i % layout.channels]);
   return values;
 }
 
@@ -163,8 +189,9 @@ void each_element(const Layout& layout, int threads, Make make) {
 }
 
 // `added`, unless null, is added before the activation.
-void scale_shift(const Layout& layout, const float* x, const float* centre, const float* scale,
-                 const float* shift, const float* added, float slope, float* y, int threads,
+template <class Image>
+void scale_shift(const Layout& layout, const Image* x, const float* centre, const float* scale,
+                 const float* shift, const Image* added, float slope, Image* y, int threads,
                  Scratch& scratch) {
   const float* centres = repeated(layout, centre, scratch);
   const float* scales = repeated(layout, scale, scratch);
@@ -222,9 +249,9 @@ Means means_of(const AbeleNorm& norm, const Layout& layout, const double* sums,
           repeated(layout, mean_both, scratch)};
 }
 
-template <bool FROM_Y>
-void backward(const AbeleNorm& norm, const float* grad, const float* kept, const float* weight,
-              const float* bias, const float* statistics, float* grad_x, float* grad_weight,
+template <bool FROM_Y, class Image>
+void backward(const AbeleNorm& norm, const Image* grad, const Image* kept, const float* weight,
+              const float* bias, const float* statistics, Image* grad_x, float* grad_weight,
               float* grad_bias, int threads, Scratch& scratch) {
   const Layout layout(norm);
   const Index channels = norm.channels;
@@ -265,9 +292,10 @@ void backward(const AbeleNorm& norm, const float* grad, const float* kept, const
 
 // The gradient of a sum, through its activation: `masked` is that of both summands, of which one
 // was normalised.
-void backward_of_sum(const AbeleNorm& norm, const float* grad, const float* more, const float* y,
-                     const float* x, const float* weight, const float* statistics, float* masked,
-                     float* grad_x, float* grad_weight, float* grad_bias, int threads,
+template <class Image>
+void backward_of_sum(const AbeleNorm& norm, const Image* grad, const Image* more, const Image* y,
+                     const Image* x, const float* weight, const float* statistics, Image* masked,
+                     Image* grad_x, float* grad_weight, float* grad_bias, int threads,
                      Scratch& scratch) {
   const Layout layout(norm);
   const float* inverse_std = statistics + norm.channels;
@@ -313,7 +341,8 @@ bool recoverable(const AbeleNorm& norm, const float* weight, const float* bias) 
   return true;
 }
 
-void statistics_of(const AbeleNorm& norm, const float* x, bool from_y, const float* mean,
+template <class Image>
+void statistics_of(const AbeleNorm& norm, const Image* x, bool from_y, const float* mean,
                    const float* var, float* statistics, float* new_mean, float* new_var,
                    int threads, Scratch& scratch) {
   const Layout layout(norm);
@@ -344,58 +373,76 @@ void statistics_of(const AbeleNorm& norm, const float* x, bool from_y, const flo
   }
 }
 
+template <class Number, class Pointer>
+using Like = std::conditional_t<std::is_same_v<Pointer, const void*>, const Number*, Number*>;
+
+// Calls body(scratch, images...) with pointers of the type of a norm's images.
+template <class Body, class... Images>
+int of_type(const AbeleNorm& norm, Body body, Images... images) {
+  return guarded([&](Scratch& scratch) {
+    if (norm.type == ABELE_BFLOAT16)
+      body(scratch, static_cast<Like<Bfloat, Images>>(images)...);
+    else
+      body(scratch, static_cast<Like<float, Images>>(images)...);
+  });
+}
+
 }  // namespace
 }  // namespace abele
 
 using namespace abele;
 
-int abele_norm_statistics(const AbeleNorm* norm, const float* x, const float* weight,
+int abele_norm_statistics(const AbeleNorm* norm, const void* x, const float* weight,
                           const float* bias, const float* mean, const float* var,
                           float* statistics, float* new_mean, float* new_var, int32_t* from_y,
                           int threads) {
   *from_y = recoverable(*norm, weight, bias);
-  return guarded([&](Scratch& scratch) {
+  return of_type(*norm, [&](Scratch& scratch, auto* x) {
     statistics_of(*norm, x, *from_y, mean, var, statistics, new_mean, new_var, threads, scratch);
-  });
+  }, x);
 }
 
-int abele_norm_apply(const AbeleNorm* norm, const float* x, const float* weight, const float* bias,
-                     const float* statistics, const float* added, float* y, int threads) {
-  return guarded([&](Scratch& scratch) {
+int abele_norm_apply(const AbeleNorm* norm, const void* x, const float* weight, const float* bias,
+                     const float* statistics, const void* added, void* y, int threads) {
+  return of_type(*norm, [&](Scratch& scratch, auto* x, auto* added, auto* y) {
     float* scale = scratch.take<float>(norm->channels);
     for (Index c = 0; c < norm->channels; ++c)
       scale[c] = weight[c] * statistics[norm->channels + c];
     // The mean is taken away first: a large one would leave few digits of the rest.
     scale_shift(Layout(*norm), x, statistics, scale, bias, added,
                 static_cast<float>(norm->slope), y, threads, scratch);
-  });
+  }, x, added, y);
 }
 
-int abele_scale_shift(const AbeleNorm* norm, const float* x, const float* scale,
-                      const float* shift, float* y, int threads) {
-  return guarded([&](Scratch& scratch) {
+int abele_scale_shift(const AbeleNorm* norm, const void* x, const float* scale,
+                      const float* shift, void* y, int threads) {
+  return of_type(*norm, [&](Scratch& scratch, auto* x, auto* y) {
     const float* zeros = scratch.zeros<float>(norm->channels);
-    scale_shift(Layout(*norm), x, zeros, scale, shift, nullptr, static_cast<float>(norm->slope), y,
-                threads, scratch);
-  });
+    scale_shift(Layout(*norm), x, zeros, scale, shift, decltype(x)(nullptr),
+                static_cast<float>(norm->slope), y, threads, scratch);
+  }, x, y);
 }
 
-int abele_norm_backward(const AbeleNorm* norm, const float* grad, const float* kept,
+int abele_norm_backward(const AbeleNorm* norm, const void* grad, const void* kept,
                         const float* weight, const float* bias, const float* statistics,
-                        float* grad_x, float* grad_weight, float* grad_bias, int threads) {
-  return guarded([&](Scratch& scratch) {
-    const auto run = statistics[2 * norm->channels] != 0.0f ? backward<true> : backward<false>;
+                        void* grad_x, float* grad_weight, float* grad_bias, int threads) {
+  return of_type(*norm, [&](Scratch& scratch, auto* grad, auto* kept, auto* grad_x) {
+    using Image = std::remove_pointer_t<decltype(grad_x)>;
+    const bool from_y = statistics[2 * norm->channels] != 0.0f;
+    const auto run = from_y ? backward<true, Image> : backward<false, Image>;
     run(*norm, grad, kept, weight, bias, statistics, grad_x, grad_weight, grad_bias, threads,
         scratch);
-  });
+  }, grad, kept, grad_x);
 }
 
-int abele_norm_sum_backward(const AbeleNorm* norm, const float* grad, const float* more,
-                            const float* y, const float* x, const float* weight,
-                            const float* statistics, float* masked, float* grad_x,
+int abele_norm_sum_backward(const AbeleNorm* norm, const void* grad, const void* more,
+                            const void* y, const void* x, const float* weight,
+                            const float* statistics, void* masked, void* grad_x,
                             float* grad_weight, float* grad_bias, int threads) {
-  return guarded([&](Scratch& scratch) {
+  const auto run = [&](Scratch& scratch, auto* grad, auto* more, auto* y, auto* x, auto* masked,
+                       auto* grad_x) {
     backward_of_sum(*norm, grad, more, y, x, weight, statistics, masked, grad_x, grad_weight,
                     grad_bias, threads, scratch);
-  });
+  };
+  return of_type(*norm, run, grad, more, y, x, masked, grad_x);
 }

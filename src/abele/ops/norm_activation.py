@@ -8,6 +8,8 @@ may keep y alone, from which backward recovers ``normalised``; this implementati
 
 The sum of a residual network stands between the two, ``y = leaky(normalised * weight + bias +
 added)``. Its backward gets x and y, and the gradient of y in one or two parts.
+
+Images and parameters of 16 bits are computed in float32, and results rounded to their types.
 Importing this module registers the operators.
 """
 
@@ -30,6 +32,11 @@ _OF_SUM_BACKWARD = "abele::norm_sum_activation_backward"
 MEAN, INVERSE_STD = 0, 1
 
 
+def _wide(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Return tensors in float32, or in float64 as they are."""
+    return [each.to(torch.promote_types(each.dtype, torch.float32)) for each in tensors]
+
+
 def _along(channels: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return channels.reshape(-1, *[1] * (x.dim() - 2))
 
@@ -48,6 +55,8 @@ def _normalised(
     eps: float,
 ) -> tuple[torch.Tensor, ...]:
     """Return the batch norm before the activation, statistics, and new running statistics."""
+    of_mean, of_var = mean.dtype, var.dtype
+    x, weight, bias, mean, var = _wide(x, weight, bias, mean, var)
     dims = [dim for dim in range(x.dim()) if dim != 1]
     rows = x.numel() // x.shape[1]
     average, variance = x.mean(dims), x.var(dims, correction=0)
@@ -56,7 +65,7 @@ def _normalised(
     y = (x - _along(average, x)) * _along(inverse_std * weight, x) + _along(bias, x)
     new_mean = mean * (1 - momentum) + average * momentum
     new_var = var * (1 - momentum) + variance * (rows / (rows - 1)) * momentum
-    return y, statistics, new_mean, new_var
+    return y, statistics, new_mean.to(of_mean), new_var.to(of_var)
 
 
 @implements(
@@ -67,7 +76,7 @@ def _normalised(
 def _forward(x: torch.Tensor, *others: Any) -> tuple[torch.Tensor, ...]:
     *norm, slope = others
     y, *rest = _normalised(x, *norm)
-    return _leaky(y, slope), x.clone(), *rest
+    return _leaky(y, slope).to(x.dtype), x.clone(), *rest
 
 
 @shapes_of(_FORWARD)
@@ -89,11 +98,14 @@ def _backward(
     statistics: torch.Tensor,
     slope: float,
 ) -> tuple[torch.Tensor, ...]:
+    types = kept.dtype, weight.dtype, bias.dtype
+    grad, kept, weight, bias = _wide(grad, kept, weight, bias)
     inverse_std = _along(statistics[INVERSE_STD], grad)
     normalised = (kept - _along(statistics[MEAN], grad)) * inverse_std
     before = normalised * _along(weight, grad) + _along(bias, grad)
     grad = torch.where(before > 0, grad, grad * slope)
-    return _gradients(grad, normalised, inverse_std, weight)
+    gradients = _gradients(grad, normalised, inverse_std, weight)
+    return tuple(each.to(dtype) for each, dtype in zip(gradients, types, strict=True))
 
 
 def _gradients(
@@ -130,7 +142,8 @@ def _saved_shape(kept: torch.Tensor, y: torch.Tensor, copy: torch.Tensor) -> tor
 def _evaluation(
     x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, slope: float
 ) -> torch.Tensor:
-    return _leaky(x * _along(scale, x) + _along(shift, x), slope)
+    wide, scale, shift = _wide(x, scale, shift)
+    return _leaky(wide * _along(scale, x) + _along(shift, x), slope).to(x.dtype)
 
 
 @shapes_of(_EVALUATION)
@@ -146,7 +159,7 @@ def _evaluation_shape(x: torch.Tensor, *others: Any) -> torch.Tensor:
 def _of_sum(x: torch.Tensor, *others: Any) -> tuple[torch.Tensor, ...]:
     *norm, added, momentum, eps, slope = others
     y, *rest = _normalised(x, *norm, momentum=momentum, eps=eps)
-    return _leaky(y + added, slope), *rest
+    return _leaky(y + added, slope).to(x.dtype), *rest
 
 
 @shapes_of(_OF_SUM)
@@ -158,7 +171,7 @@ def _of_sum_shapes(
     var: torch.Tensor,
     *others: Any,
 ) -> tuple[torch.Tensor, ...]:
-    statistics = x.new_empty((3, x.shape[1]))
+    statistics = x.new_empty((3, x.shape[1]), dtype=torch.promote_types(x.dtype, torch.float32))
     return torch.empty_like(x), statistics, torch.empty_like(mean), torch.empty_like(var)
 
 
@@ -176,11 +189,14 @@ def _of_sum_backward(
     statistics: torch.Tensor,
     slope: float,
 ) -> tuple[torch.Tensor, ...]:
+    images, of_weight = x.dtype, weight.dtype
+    grad, y, x, weight = _wide(grad, y, x, weight)
     grad = grad if more is None else grad + more
     masked = torch.where(y > 0, grad, grad * slope)
     inverse_std = _along(statistics[INVERSE_STD], x)
     normalised = (x - _along(statistics[MEAN], x)) * inverse_std
-    return masked, *_gradients(masked, normalised, inverse_std, weight)
+    grad_x, *rest = _gradients(masked, normalised, inverse_std, weight)
+    return masked.to(images), grad_x.to(images), *(each.to(of_weight) for each in rest)
 
 
 @shapes_of(_OF_SUM_BACKWARD)

@@ -7,8 +7,15 @@ import torch
 from torch import nn
 
 from abele import passes
-from abele.ops import half_products
-from abele.passes.of_lowerings.half import arithmetic, computed_in_float32, stored_in_16_bits
+from abele.ops import half_products, norm_activation
+from abele.passes.of_lowerings.fused_sums import fused_sums
+from abele.passes.of_lowerings.half import (
+    arithmetic,
+    computed_in_float32,
+    stored_in_16_bits,
+    with_bfloat16_images,
+)
+from abele.passes.of_lowerings.normalisation import fused_normalisation
 from abele.program import is_view
 from abele.targets.cpu import TARGET as CPU
 from abele.targets.cpu.emitted.calls.products import Product
@@ -30,6 +37,14 @@ class Here(Reference):
     lowerings = (Lowered(),)
 
 
+class OfImages(Interpreter):
+    passes = (with_bfloat16_images, fused_normalisation, fused_sums, stored_in_16_bits)
+
+
+class ByOperator(Reference):
+    lowerings = (OfImages(),)
+
+
 class Net(nn.Module):
     """A layer behind a linear map of channels, so that images need a gradient, and a sum."""
 
@@ -42,6 +57,16 @@ class Net(nn.Module):
         return nn.functional.mse_loss(self.layers(images).flatten(1).mean(1), wanted)
 
 
+class Residual(nn.Sequential):
+    """Two norms of which the sum goes through an activation."""
+
+    def __init__(self):
+        super().__init__(nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4))
+
+    def forward(self, x):
+        return (super().forward(x) + x).relu()
+
+
 LAYERS = {
     "plain": lambda: nn.Conv2d(4, 5, 3),
     "strided, without bias": lambda: nn.Conv2d(4, 6, 3, 2, 1, bias=False),
@@ -49,6 +74,7 @@ LAYERS = {
     "transposed": lambda: nn.ConvTranspose2d(4, 5, 2, 2),
     "of rows": lambda: nn.Conv1d(4, 5, 3),
     "normalised": lambda: nn.Sequential(nn.BatchNorm2d(4), nn.LeakyReLU(), nn.Conv2d(4, 4, 1)),
+    "summed": lambda: Residual(),
     "pooled": lambda: nn.Sequential(nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 1)),
 }
 
@@ -84,8 +110,9 @@ def has_products(request, monkeypatch):
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("target", [Here(), ByOperator()], ids=["code", "by operator"])
 @pytest.mark.usefixtures("has_products")
-def test_a_step_is_no_further_from_float64_than_plain_pytorchs(kind, dtype, monkeypatch):
+def test_a_step_is_no_further_from_float64_than_plain_pytorchs(kind, dtype, target, monkeypatch):
     monkeypatch.setattr("abele.passes.of_lowerings.half._LARGE", 1)
     monkeypatch.setattr("abele.passes.of_lowerings.half._NEAR", 1)
 
@@ -95,7 +122,7 @@ def test_a_step_is_no_further_from_float64_than_plain_pytorchs(kind, dtype, monk
 
     data, model = batches(kind, dtype), net(kind).to(dtype)
     rule = rule_for(model, "sgd", lr=0.5, momentum=0.0)
-    ours = run(started(model, data[0], rule, target=Here())[0], data)
+    ours = run(started(model, data[0], rule, target=target)[0], data)
     exact = eagerly(torch.float64)
     assert all(each.dtype is dtype for each in ours.params.values())
     assert distance(ours, exact) <= 1.05 * distance(eagerly(dtype), exact) + 1e-4
@@ -184,10 +211,41 @@ def test_a_transposed_gradient_is_not_rounded_again(monkeypatch):
     assert all(each.meta["val"].dtype is torch.bfloat16 for each in turned)
 
 
-def test_convolutions_that_stay_in_bfloat16_are_no_reason_to_run_operator_by_operator(has_products):
+def test_large_convolutions_in_bfloat16_are_a_reason_to_run_operator_by_operator(has_products):
     x = torch.randn(4, 4, 512, 512).bfloat16()
     reason = CPU.lowering("op_by_op").why(step(Far().bfloat16(), (x,)))
-    assert (reason is None) == has_products
+    assert "12 convolutions of large images" in str(reason)
+    kept = "24 GEMMs, convolutions and attentions and 0 operators between them run in bfloat16"
+    assert (kept in str(reason)) == has_products
+
+
+def test_images_between_bfloat16_convolutions_have_no_float32_copy(has_products, monkeypatch):
+    monkeypatch.setattr(half_products, "_LEAST_FMAS", 1)
+    monkeypatch.setattr("abele.passes.of_lowerings.half._LARGE", 1)
+    before = step(net("normalised").bfloat16(), batches("normalised", torch.bfloat16)[0])
+    after = with_bfloat16_images(before).verify()
+    norms = (
+        aten._native_batch_norm_legit_functional.default,
+        aten.native_batch_norm_backward.default,
+    )
+    of_images = (*norms, aten.leaky_relu.default, aten.leaky_relu_backward.default)
+    dtype = torch.bfloat16 if has_products else torch.float32
+    assert types_of(after, *of_images[2:]) == {dtype}
+    fused = fused_normalisation(after).verify()
+    assert types_of(fused, norm_activation.forward) == {dtype, torch.float32}
+    assert not types_of(fused, *of_images)
+
+
+def test_a_bias_gradient_of_a_transposed_convolution_is_a_sum(has_products, monkeypatch):
+    monkeypatch.setattr(half_products, "_LEAST_FMAS", 1)
+    batch = batches("transposed", torch.bfloat16)[0]
+    after = with_bfloat16_images(step(net("transposed").bfloat16(), batch)).verify()
+    (mask,) = [
+        node.args[10][2]
+        for node in after.graph.graph.nodes
+        if node.target is aten.convolution_backward.default and node.args[7]
+    ]
+    assert mask is not has_products
 
 
 def test_float32_programs_stay_as_they_are():
@@ -251,7 +309,7 @@ def test_products_of_halves_are_those_of_float32_rounded_once(dtype):
 
 def test_lowerings_of_processors_have_both_passes():
     of_programs, of_code = (CPU.lowering(name).passes for name in ("op_by_op", "emitted"))
-    assert {computed_in_float32, stored_in_16_bits} <= {*of_programs}
+    assert {with_bfloat16_images, stored_in_16_bits} <= {*of_programs}
     assert of_code.index(computed_in_float32) == 1
     assert of_code[-1].__name__ == "_stored_in_16_bits"
 

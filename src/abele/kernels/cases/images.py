@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from abele.kernels.binding import Clamped, Conv, Depthwise, Norm, Patches, Pool, Upsample
+from abele.kernels.binding import CONSTANTS, Clamped, Conv, Depthwise, Norm, Patches, Pool, Upsample
 from abele.kernels.cases.case import (
     TAILS,
     Case,
@@ -24,6 +24,7 @@ from abele.kernels.cases.case import (
     integers,
     last,
     named,
+    nearly,
     numbers,
     threads_of,
     unwritten,
@@ -432,14 +433,17 @@ class _Norm:
         index: of the table's row.
         channels: of the norm.
         summed: whether something is added before the activation.
+        dtype: of images.
     """
 
-    def __init__(self, index: int, channels: int, *, summed: bool = False):
+    def __init__(self, index: int, channels: int, *, summed: bool, dtype: torch.dtype):
         rows, self.slope = 2 + 11 * index % 60, (1.0, 0.25, 0.0)[index % 3]
-        self.described = Norm(rows, channels, _MOMENTUM, _EPS, self.slope, 0)
-        self.named = {"rows": rows, "channels": channels, "slope": self.slope}
-        self.shape, self.added = (rows, channels), numbers(rows, channels, seed=4)
-        self.x = numbers(rows, channels) + 3
+        self.dtype, narrow = dtype, dtype is not torch.float32
+        kind = CONSTANTS["ABELE_BFLOAT16"] if narrow else CONSTANTS["ABELE_FLOAT32"]
+        self.described = Norm(rows, channels, _MOMENTUM, _EPS, self.slope, int(narrow), kind)
+        self.named = {"rows": rows, "channels": channels, "slope": self.slope, "type": kind}
+        self.shape = rows, channels
+        self.added, self.x = self.image(4), (numbers(rows, channels) + 3).to(dtype)
         self.weight, self.bias = numbers(channels, seed=1).abs() + 0.5, numbers(channels, seed=2)
         self.old = numbers(channels, seed=3), numbers(channels, seed=4).abs()
         self.leaves = double(self.x, self.weight, self.bias, self.added)
@@ -448,7 +452,8 @@ class _Norm:
         rstd = (var + _EPS).rsqrt()
         y = (x - mean) * rstd * weight + bias + (added if summed else 0.0)
         self.y = torch.where(y > 0, y, y * self.slope)
-        least = (self.bias.abs() / 64).clamp_min(1e-12)
+        least, most = (1e-3 / max(self.slope, 1e-9), 2) if narrow else (1e-12, 64)
+        least = (self.bias.abs() / most).clamp_min(least)
         self.from_y = int(self.slope > 0 and bool((self.weight >= least).all()))
         flags = torch.full_like(mean, self.from_y)
         self.exact = torch.stack([mean, rstd, flags]).detach()
@@ -459,10 +464,27 @@ class _Norm:
             for before, now in zip(self.old, (mean, unbiased), strict=True)
         ]
 
+    def image(self, seed: int) -> Tensor:
+        """Return random numbers of the norm's shape and type."""
+        return numbers(*self.shape, seed=seed).to(self.dtype)
+
+    def unwritten(self) -> Tensor:
+        """Return an image for a result."""
+        (result,) = unwritten(self.shape)
+        return result if self.dtype is torch.float32 else result.to(self.dtype)
+
+
+def _norms(*, summed: bool | None = None) -> Iterator[tuple[int, _Norm]]:
+    """Yield norms of all sizes, with a sum before some or each activation, and some in bfloat16."""
+    for index, channels in enumerate(TAILS):
+        sums = bool(index % 2) if summed is None else summed
+        for dtype in (torch.float32, torch.bfloat16)[: 1 + (index % 4 > 1)]:
+            yield index, _Norm(index, channels, summed=sums, dtype=dtype)
+
 
 def _norm_statistics(library: ctypes.CDLL) -> Iterator[Case]:
-    for index, channels in enumerate(TAILS):
-        norm, from_y = _Norm(index, channels), ctypes.c_int32(-1)
+    for index, norm in _norms(summed=False):
+        from_y, channels = ctypes.c_int32(-1), norm.shape[1]
         results = unwritten((3, channels), (channels,), (channels,))
         given = norm.described, norm.x, norm.weight, norm.bias, *norm.old, *results
         call(library.abele_norm_statistics, *given, ctypes.addressof(from_y), threads_of(index))
@@ -472,46 +494,51 @@ def _norm_statistics(library: ctypes.CDLL) -> Iterator[Case]:
 
 
 def _norm_apply(library: ctypes.CDLL) -> Iterator[Case]:
-    for index, channels in enumerate(TAILS):
-        norm = _Norm(index, channels, summed=bool(index % 2))
-        result, added = unwritten(norm.shape), norm.added if index % 2 else None
-        given = norm.x, norm.weight, norm.bias, norm.statistics, added, *result
+    for index, norm in _norms():
+        result, added = norm.unwritten(), norm.added if index % 2 else None
+        given = norm.x, norm.weight, norm.bias, norm.statistics, added, result
         call(library.abele_norm_apply, norm.described, *given, threads_of(index))
-        yield Case(norm.named, result, [norm.y.detach()])
+        exact = norm.y.detach()
+        yield Case(norm.named, [nearly(result, exact)], [exact])
 
 
 def _norm_backward(library: ctypes.CDLL) -> Iterator[Case]:
-    for index, channels in enumerate(TAILS):
-        norm, grad = _Norm(index, channels), numbers(2 + 11 * index % 60, channels, seed=5)
+    for index, norm in _norms(summed=False):
+        grad = norm.image(5)
         exact = gradients(norm.y, norm.leaves[:3], grad.double())
-        results = unwritten(*(each.shape for each in exact))
-        kept = norm.y.detach().float() if norm.from_y else norm.x
-        given = grad, kept, norm.weight, norm.bias, norm.statistics, *results
+        results = [norm.unwritten(), *unwritten(*(each.shape for each in exact[1:]))]
+        # A y of 16 bits brings x back with its rounding: the kernel's tests have a bound for that.
+        from_y = norm.from_y and norm.dtype is torch.float32
+        kept, statistics = norm.y.detach().float() if from_y else norm.x, norm.statistics.clone()
+        statistics[2] = from_y
+        given = grad, kept, norm.weight, norm.bias, statistics, *results
         call(library.abele_norm_backward, norm.described, *given, threads_of(index))
-        yield Case(norm.named, results, exact)
+        yield Case(norm.named, [nearly(results[0], exact[0]), *results[1:]], exact)
 
 
 def _norm_sum_backward(library: ctypes.CDLL) -> Iterator[Case]:
-    for index, channels in enumerate(TAILS):
-        norm = _Norm(index, channels, summed=True)
-        grad, more = numbers(*norm.shape, seed=5), numbers(*norm.shape, seed=6)
+    for index, norm in _norms(summed=True):
+        grad, more = norm.image(5), norm.image(6)
         whole = grad.double() + (more.double() if index % 2 else 0.0)
         of_x, of_weight, of_bias, of_added = gradients(norm.y, norm.leaves, whole)
         exact = [of_added, of_x, of_weight, of_bias]
-        results, y = unwritten(*(each.shape for each in exact)), norm.y.detach().float()
+        vectors = unwritten(of_weight.shape, of_bias.shape)
+        results, y = [norm.unwritten(), norm.unwritten(), *vectors], norm.y.detach().to(norm.dtype)
         given = grad, more if index % 2 else None, y, norm.x, norm.weight, norm.statistics
         threads = threads_of(index)
         call(library.abele_norm_sum_backward, norm.described, *given, *results, threads)
-        yield Case(norm.named, results, exact)
+        images = list(map(nearly, results[:2], exact))
+        yield Case(norm.named, [*images, *results[2:]], exact)
 
 
 def _scale_shift(library: ctypes.CDLL) -> Iterator[Case]:
-    for index, channels in enumerate(TAILS):
-        norm, result = _Norm(index, channels), unwritten((2 + 11 * index % 60, channels))
-        given = norm.x, norm.weight, norm.bias, *result
+    for index, norm in _norms(summed=False):
+        result = norm.unwritten()
+        given = norm.x, norm.weight, norm.bias, result
         call(library.abele_scale_shift, norm.described, *given, threads_of(index))
         y = norm.x.double() * norm.weight + norm.bias
-        yield Case(norm.named, result, [torch.where(y > 0, y, y * norm.slope)])
+        exact = torch.where(y > 0, y, y * norm.slope)
+        yield Case(norm.named, [nearly(result, exact)], [exact])
 
 
 def _of(family: str) -> dict[str, Table]:

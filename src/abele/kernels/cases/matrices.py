@@ -28,6 +28,7 @@ from abele.kernels.cases.case import (
     call,
     double,
     gradients,
+    nearly,
     numbers,
     threads_of,
     unwritten,
@@ -341,14 +342,6 @@ def _kinds_of_heads() -> Iterator[_Heads]:
             yield _Heads(sizes, _BFLOAT16)
 
 
-def _nearly(result: Tensor, exact: Tensor) -> Tensor:
-    """Return exact numbers where a tensor in bfloat16 has no more than a few roundings' error."""
-    if result.dtype is torch.float32:
-        return result
-    near = (result - exact).abs() <= torch.finfo(result.dtype).eps * exact.abs().max()
-    return torch.where(near, exact.float(), result.float())
-
-
 def _strides(*tensors: Tensor) -> ctypes.Array[Any]:
     return (Steps * len(tensors))(*(each.stride()[:3] for each in tensors))
 
@@ -361,7 +354,7 @@ def _attention(library: ctypes.CDLL) -> Iterator[Case]:
         given = heads.described, _strides(q, k, v, y), q, k, v, y, logarithms
         call(library.abele_attention, *given, threads_of(index))
         exact = heads.y.detach()
-        results = [_nearly(y, exact), logarithms]
+        results = [nearly(y, exact), logarithms]
         yield Case(heads.named, results, [exact, heads.logarithms.detach()])
 
 
@@ -383,7 +376,7 @@ def _attention_backward(library: ctypes.CDLL) -> Iterator[Case]:
             *results,
             threads,
         )
-        yield Case(heads.named, list(map(_nearly, results, exact)), exact)
+        yield Case(heads.named, list(map(nearly, results, exact)), exact)
 
 
 # -- updates --------------------------------------------------------------------------------------

@@ -96,6 +96,11 @@ def _joins_or_cuts_channels(node: _Node) -> bool:
     return whole and _is_image(node) and node.args[1:2] == (1,)
 
 
+def _sums(node: _Node) -> bool:
+    """Return whether a node sums bfloat16 images, of which no layout has the best order."""
+    return node.target is aten.sum.dim_IntList and node.meta["val"].dtype is torch.bfloat16
+
+
 def prefers_channels_last(node: _Node) -> bool:
     """Return whether a convolution node should run channels-last: by kernel or sizes."""
     if kernel_of(node) in _ALWAYS_LAST or node.target is constant_convolution.operator:
@@ -134,7 +139,7 @@ class _Layouts:
             self._keep_weights(node)
         elif node.target in _NORMS:
             self._lay(node, True)
-        elif node.target in _FOLLOWERS or _joins_or_cuts_channels(node):
+        elif node.target in _FOLLOWERS or _joins_or_cuts_channels(node) or _sums(node):
             self._lay(node, self.read_by(node))
         else:
             self._lay(node, False, results=False)

@@ -17,7 +17,7 @@ import torch
 from abele._torch import FakeTensor, OpOverload, laid_out
 from abele._torch.copies import new_call
 from abele.containers import is_sequence
-from abele.ops import norm_activation
+from abele.ops import half_products, norm_activation
 from abele.ops.half_products import runs_in_bfloat16
 from abele.passes._edit import editable, finished
 from abele.passes.rounded_products import has_rounded_factors
@@ -63,18 +63,61 @@ _EXACT = frozenset(
 )
 
 
+# Operators that read and write bfloat16 images without a float32 copy.
+_OF_IMAGES = frozenset(
+    (
+        *(aten.add.Tensor, aten.relu.default, aten.leaky_relu.default, aten.cat.default),
+        *(aten.threshold_backward.default, aten.leaky_relu_backward.default),
+        *(
+            aten._native_batch_norm_legit_functional.default,
+            aten.native_batch_norm_backward.default,
+        ),
+        aten._native_batch_norm_legit_no_training.default,
+        *(aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default),
+        aten.sum.dim_IntList,
+    )
+)
+
+
 def computed_in_float32(program: Program) -> Program:
     """Compute the 16-bit operators of forward and backward in float32, except fast products.
 
     Explicit casts, random numbers, writes, updates and results of the program see values that are
     rounded to 16 bits; in between, values are not rounded.
     """
+    return _computed(program, runs_in_bfloat16)
+
+
+def with_bfloat16_images(program: Program) -> Program:
+    """Compute like ``computed_in_float32``, but images between bfloat16 convolutions as they are.
+
+    Norms, sums, activations and pools of large bfloat16 images round each result, as torch does.
+    """
+    return _computed(program, lambda node: runs_in_bfloat16(node) or _is_of_images(node))
+
+
+def _is_of_images(node: _Node) -> bool:
+    """Return whether a node computes large bfloat16 images from bfloat16 images."""
+    if node.target not in _OF_IMAGES or not half_products.has_bfloat16_products():
+        return False
+    value = node.meta["val"]
+    results = value[:1] if is_sequence(value) else [value]
+    given = [each.meta["val"] for each in node.all_input_nodes]
+    images = [each for each in (*given, *results) if each.dim() == 4 and each.is_floating_point()]
+    kept = all(each.dtype is torch.bfloat16 and each.device.type == "cpu" for each in images)
+    return kept and any(each.numel() >= _LARGE for each in images)
+
+
+def _computed(program: Program, keeps: Callable[[_Node], bool]) -> Program:
     if not any(map(_is_half, program.graph.graph.nodes)):
         return program
     graph = editable(program)
+    for node in list(graph.graph.nodes):
+        if node.target is aten.convolution_backward.default and runs_in_bfloat16(node):
+            _sum_gradient_of_bias(node)
     order = {node: index for index, node in enumerate(graph.graph.nodes)}
     narrow, small = _Nodes(), _Nodes()
-    products = set(filter(runs_in_bfloat16, order))  # asked before their operands are widened
+    products = set(filter(keeps, order))  # asked before their operands are widened
     for node in order:
         if writes(node):
             small.clear()
@@ -87,11 +130,31 @@ def computed_in_float32(program: Program) -> Program:
     return finished(program, graph)
 
 
-def arithmetic(program: Program) -> str:
+def _sum_gradient_of_bias(node: _Node) -> None:
+    """Sum the gradient of a transposed convolution's bias by itself.
+
+    oneDNN needs 80 times as long for it as torch's sum does.
+    """
+    arguments: tuple[Any, ...] = node.args
+    grad, *_, transposed, _, _, mask = arguments
+    if not (transposed and mask[2]):
+        return
+    dims = [0, *range(2, grad.meta["val"].dim())]
+    node.update_arg(10, [*mask[:2], False])
+    for user in [each for each in node.users if each.args[1] == 2]:
+        with node.graph.inserting_before(node):
+            total = node.graph.call_function(aten.sum.dim_IntList, (grad, dims))
+        total.meta = dict(user.meta)
+        user.replace_all_uses_with(total)
+        node.graph.erase_node(user)
+
+
+def arithmetic(program: Program, *, images: bool = False) -> str:
     """Describe what runs in another type than its tensors', for reports; empty if nothing does.
 
     Args:
         program: before any lowering pass.
+        images: whether it is lowered by ``with_bfloat16_images``.
     """
     nodes = program.graph.graph.nodes
     if not any(map(_is_half, nodes)):
@@ -103,6 +166,8 @@ def arithmetic(program: Program) -> str:
     if not products:
         return "; what has 16 bits is computed in float32"
     kinds = "GEMMs, convolutions and attentions"
+    if images:
+        kinds += f" and {sum(map(_is_of_images, nodes))} operators between them"
     return f"; {products} {kinds} run in bfloat16, other 16-bit operators in float32"
 
 

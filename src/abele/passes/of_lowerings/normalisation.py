@@ -35,7 +35,7 @@ class _Norm:
 
 
 def fused_normalisation(program: Program) -> Program:
-    """Fuse every training batch norm of float32 images with its activation."""
+    """Fuse every training batch norm of images with its activation."""
     graph, results = editable(program), Results()
     for node in list(graph.graph.nodes):
         if node.target is aten._native_batch_norm_legit_functional.default and _plain(node):
@@ -56,7 +56,7 @@ def _plain(node: _Node) -> bool:
     value = x.meta["val"]
     return (
         value.dim() == 4
-        and value.dtype is torch.float32
+        and value.dtype in (torch.float32, torch.bfloat16)
         and value.numel() > value.shape[1]
         and isinstance(weight, _Node)
         and isinstance(bias, _Node)

@@ -61,8 +61,8 @@ def why(program: Program) -> str | None:
             continue
         left.append(adds)
         image_bytes = math.prod(result.shape[1:]) * result.element_size()
-        suits = image_bytes >= LARGE_IMAGE or (adds >= LEAST_WORK and suits_winograd(node))
-        if suits and not is_bfloat16_product(node):
+        fast = suits_winograd(node) or is_bfloat16_product(node)
+        if image_bytes >= LARGE_IMAGE or (adds >= LEAST_WORK and fast):
             ours.append(adds)
     if not total:
         return _why_update(program)

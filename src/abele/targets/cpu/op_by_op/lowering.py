@@ -20,7 +20,7 @@ from abele.passes.of_lowerings.constant_convolutions import constant_convolution
 from abele.passes.of_lowerings.convolutions import pointwise_before_upsampling
 from abele.passes.of_lowerings.fused_sums import fused_sums
 from abele.passes.of_lowerings.fused_updates import fused_adam, fused_sgd, joined_counters
-from abele.passes.of_lowerings.half import arithmetic, computed_in_float32, stored_in_16_bits
+from abele.passes.of_lowerings.half import arithmetic, stored_in_16_bits, with_bfloat16_images
 from abele.passes.of_lowerings.normalisation import folded_normalisation, fused_normalisation
 from abele.program import Program, is_view
 from abele.program.memory import MemoryUse
@@ -47,7 +47,7 @@ class OpByOp(Lowering):
     name = "op_by_op"
     manner = "run operator by operator"
     passes = (
-        computed_in_float32,
+        with_bfloat16_images,
         fused_normalisation,
         fused_sums,
         pointwise_before_upsampling,  # after the norms: they tell which gradients are zero
@@ -63,7 +63,7 @@ class OpByOp(Lowering):
     def why(self, program: Program) -> str | None:
         """Return why large convolutions or updates favour op-by-op execution, or None."""
         reason = choice.why(program)
-        return None if reason is None else reason + arithmetic(program)
+        return None if reason is None else reason + arithmetic(program, images=True)
 
     def why_not_chosen(self, program: Program) -> str | None:
         """Return why a program does not run operator by operator by default, or None."""

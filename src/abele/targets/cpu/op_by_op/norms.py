@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from abele.kernels.binding import Norm
-from abele.kernels.on_tensors import channels_last, dense, threads_worth
+from abele.kernels.binding import CONSTANTS, Norm
+from abele.kernels.on_tensors import channels_last, threads_worth
 from abele.ops import norm_activation as operators
 from abele.targets.cpu.op_by_op.kernels import OwnKernel, of_library
 
@@ -24,7 +24,7 @@ _Results = tuple[Tensor, ...]
 
 def _prepared(
     library: ctypes.CDLL,
-    shape: torch.Size,
+    images: Tensor,
     slope: float,
     momentum: float = 0.0,
     eps: float = 0.0,
@@ -32,7 +32,12 @@ def _prepared(
 ) -> tuple[Any, Callable[[], int]]:
     """Return the kernel descriptor of a norm, and a function of its useful thread count."""
     # As text, because a slope of -0.0 is another one than 0.0, to which it is equal.
-    return _described(library, shape, slope.hex(), momentum, eps, in_16_bits)
+    return _described(
+        library, images.shape, slope.hex(), momentum, eps, in_16_bits, _TYPES[images.dtype]
+    )
+
+
+_TYPES = {torch.float32: CONSTANTS["ABELE_FLOAT32"], torch.bfloat16: CONSTANTS["ABELE_BFLOAT16"]}
 
 
 @functools.lru_cache(maxsize=4096)  # shapes of programs; the same at every step
@@ -43,10 +48,21 @@ def _described(
     momentum: float,
     eps: float,
     in_16: bool,
+    dtype: int,
 ) -> tuple[Any, Callable[[], int]]:
     slope, size, channels = float.fromhex(slope_hex), shape.numel(), shape[1]
-    norm = Norm(size // channels, channels, momentum, eps, slope, in_16)
+    norm = Norm(size // channels, channels, momentum, eps, slope, in_16 or dtype, dtype)
     return ctypes.byref(norm), threads_worth(library, size)
+
+
+def _dense(*vectors: Tensor) -> list[Tensor]:
+    """Return contiguous float32 vectors, converted if they are not."""
+    return [each.float().contiguous() for each in vectors]
+
+
+def _like(vectors: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
+    """Return vectors in the types of others."""
+    return [each.to(other.dtype) for each, other in zip(vectors, others, strict=True)]
 
 
 def _addresses(*tensors: Tensor) -> list[int]:
@@ -64,8 +80,8 @@ def _statistics(
         inputs: x, weight, bias and the running statistics.
         threads: number of threads.
     """
-    x, _, _, mean, var = inputs
-    outputs = [x.new_empty((3, x.shape[1])), torch.empty_like(mean), torch.empty_like(var)]
+    *_, mean, var = inputs
+    outputs = [mean.new_empty((3, *mean.shape)), torch.empty_like(mean), torch.empty_like(var)]
     y_is_enough = ctypes.c_int32()
     pointers = _addresses(*inputs, *outputs)
     library.abele_norm_statistics(norm, *pointers, ctypes.byref(y_is_enough), threads)
@@ -78,23 +94,23 @@ def norm_activation(
     """Compute ``abele::norm_activation`` (batch norm and activation); may write y over x."""
     x, weight, bias, mean, var, momentum, eps, slope = given
     x = channels_last(x)
-    norm, worth = _prepared(library, x.shape, slope, momentum, eps, in_16_bits)
+    norm, worth = _prepared(library, x, slope, momentum, eps, in_16_bits)
     threads = worth()
-    inputs = x, *dense(weight, bias, mean, var)
+    inputs = x, *_dense(weight, bias, mean, var)
     (statistics, *new), y_is_enough = _statistics(library, norm, inputs, threads)
     y = x if overwrite and y_is_enough else torch.empty_like(x)
     addresses = _addresses(*inputs[:3], statistics)
     library.abele_norm_apply(norm, *addresses, None, y.data_ptr(), threads)
-    return y, y if y_is_enough else x, statistics, *new
+    return y, y if y_is_enough else x, statistics, *_like(new, (mean, var))
 
 
 def norm_activation_backward(
     library: ctypes.CDLL, overwrite: bool, *given: Any
 ) -> tuple[Tensor, ...]:
     """Compute ``abele::norm_activation_backward``; may write the input gradient over ``grad``."""
-    grad, kept, weight, bias, statistics, slope = given
-    grad, (weight, bias) = channels_last(grad), dense(weight, bias)
-    norm, worth = _prepared(library, kept.shape, slope)
+    grad, kept, *parameters, statistics, slope = given
+    grad, (weight, bias) = channels_last(grad), _dense(*parameters)
+    norm, worth = _prepared(library, kept, slope)
     results = (
         grad if overwrite else torch.empty_like(grad),
         torch.empty_like(weight),
@@ -102,32 +118,32 @@ def norm_activation_backward(
     )
     pointers = _addresses(grad, kept, weight, bias, statistics, *results)
     library.abele_norm_backward(norm, *pointers, worth())
-    return results
+    return results[0], *_like(results[1:], parameters)
 
 
 def norm_sum_activation(library: ctypes.CDLL, overwrite: bool, *given: Any) -> _Results:
     """Compute ``abele::norm_sum_activation`` (norm, sum, activation), perhaps in place."""
     x, weight, bias, mean, var, added, momentum, eps, slope = given
     x, added = channels_last(x), channels_last(added)
-    norm, worth = _prepared(library, x.shape, slope, momentum, eps)
+    norm, worth = _prepared(library, x, slope, momentum, eps)
     threads = worth()
     y = added if overwrite else torch.empty_like(x)
-    inputs = x, *dense(weight, bias, mean, var)
+    inputs = x, *_dense(weight, bias, mean, var)
     # Backward needs x in any case: from y, what was added could not be told apart.
     (statistics, *new), _ = _statistics(library, norm, inputs, threads)
     addresses = _addresses(*inputs[:3], statistics, added, y)
     library.abele_norm_apply(norm, *addresses, threads)
-    return y, statistics, *new
+    return y, statistics, *_like(new, (mean, var))
 
 
 def norm_sum_activation_backward(
     library: ctypes.CDLL, overwrite: bool, *given: Any
 ) -> tuple[Tensor, ...]:
     """Compute ``abele::norm_sum_activation_backward``; may write over the gradient of y."""
-    grad, more, y, x, weight, statistics, slope = given
+    grad, more, y, x, parameter, statistics, slope = given
     grad, more = channels_last(grad), None if more is None else channels_last(more)
-    (weight,) = dense(weight)
-    norm, worth = _prepared(library, x.shape, slope)
+    (weight,) = _dense(parameter)
+    norm, worth = _prepared(library, x, slope)
     results = (
         grad if overwrite else torch.empty_like(x),
         torch.empty_like(x),
@@ -137,15 +153,15 @@ def norm_sum_activation_backward(
     second = None if more is None else more.data_ptr()
     pointers = _addresses(y, x, weight, statistics, *results)
     library.abele_norm_sum_backward(norm, grad.data_ptr(), second, *pointers, worth())
-    return results
+    return *results[:2], *_like(results[2:], (parameter, parameter))
 
 
 def scale_shift_activation(library: ctypes.CDLL, overwrite: bool, *given: Any) -> Tensor:
     """Compute ``abele::scale_shift_activation``; may write y over x."""
     x, scale, shift, slope = given
-    x, (scale, shift) = channels_last(x), dense(scale, shift)
+    x, (scale, shift) = channels_last(x), _dense(scale, shift)
     y = x if overwrite else torch.empty_like(x)
-    norm, worth = _prepared(library, x.shape, slope)
+    norm, worth = _prepared(library, x, slope)
     library.abele_scale_shift(norm, *_addresses(x, scale, shift, y), worth())
     return y
 
