@@ -132,5 +132,17 @@ inline void round_all<Half>(const float* from, Index count, float* to) {
   for (; i < count; ++i) to[i] = Half::rounded(from[i]);
 }
 #endif
+#if defined(__AVX512BF16__) && defined(__AVX512F__)
+template <>
+inline void narrow<Bfloat>(const float* from, Index count, void* to) {
+  uint16_t* values = static_cast<uint16_t*>(to);
+  Index i = 0;
+  for (; i + 16 <= count; i += 16) {
+    const __m256bh rounded = _mm512_cvtneps_pbh(_mm512_loadu_ps(from + i));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(values + i), (__m256i)rounded);
+  }
+  for (; i < count; ++i) values[i] = Bfloat(from[i]).bits;
+}
+#endif
 
 }  // namespace abele

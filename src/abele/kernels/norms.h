@@ -19,18 +19,18 @@ inline Pair moments(const In* x, Index n, float eps) {
                                     : std::numeric_limits<float>::quiet_NaN()};
 }
 
-// With `weighted` there is a bias, too.
-template <int most, bool weighted>
-inline void layer_norm(Index rows, Index size, float eps, const float* x, const float* weight,
-                       const float* bias, float* y, float* mean, float* rstd, int threads) {
+// With `weighted` there is a bias, too. Rows and their gradients may have 16 bits.
+template <int most, bool weighted, class In, class Out>
+inline void layer_norm(Index rows, Index size, float eps, const In* x, const float* weight,
+                       const float* bias, Out* y, float* mean, float* rstd, int threads) {
   share<most>(rows, threads, [=](Index begin, Index end) {
     for (Index row = begin; row < end; ++row) {
-      const float* from = x + row * size;
+      const In* from = x + row * size;
       const Pair stats = moments(from, size, eps);
       mean[row] = stats.first, rstd[row] = stats.second;
       // Not x * scale + shift: where the mean is large, its digits would be lost.
       const float m = stats.first, scale = stats.second;
-      float* to = y + row * size;
+      Out* to = y + row * size;
 #pragma GCC ivdep
       for (Index i = 0; i < size; ++i) {
         const float plain = (from[i] - m) * scale;
@@ -40,23 +40,24 @@ inline void layer_norm(Index rows, Index size, float eps, const float* x, const 
   });
 }
 
-template <int most, bool weighted>
-inline void layer_norm_backward(Index rows, Index size, const float* grad, const float* x,
+template <int most, bool weighted, class Grad, class In, class Out>
+inline void layer_norm_backward(Index rows, Index size, const Grad* grad, const In* x,
                                 const float* mean, const float* rstd, const float* weight,
-                                float* grad_x, int threads) {
+                                Out* grad_x, int threads) {
   share<most>(rows, threads, [=](Index begin, Index end) {
     for (Index row = begin; row < end; ++row) {
-      const float *g = grad + row * size, *from = x + row * size;
+      const Grad* g = grad + row * size;
+      const In* from = x + row * size;
       const float m = mean[row], scale = rstd[row];
       const Pair sums = sums_of(size, [=](Index i) {
-        const float value = weighted ? g[i] * weight[i] : g[i];
+        const float value = weighted ? g[i] * weight[i] : float(g[i]);
         return Pair{value, value * ((from[i] - m) * scale)};
       });
       const float a = sums.first / float(size), b = sums.second / float(size);
-      float* to = grad_x + row * size;
+      Out* to = grad_x + row * size;
 #pragma GCC ivdep
       for (Index i = 0; i < size; ++i) {
-        const float value = weighted ? g[i] * weight[i] : g[i];
+        const float value = weighted ? g[i] * weight[i] : float(g[i]);
         to[i] = scale * (value - a - (from[i] - m) * scale * b);
       }
     }
@@ -64,8 +65,8 @@ inline void layer_norm_backward(Index rows, Index size, const float* grad, const
 }
 
 // Gradients of weight and bias: sums over rows. Threads share columns, at least a line of them.
-template <int most>
-inline void layer_norm_weights(Index rows, Index size, const float* grad, const float* x,
+template <int most, class Grad, class In>
+inline void layer_norm_weights(Index rows, Index size, const Grad* grad, const In* x,
                                const float* mean, const float* rstd, float* grad_weight,
                                float* grad_bias, int threads) {
   Index columns = COLUMNS;
@@ -79,7 +80,8 @@ inline void layer_norm_weights(Index rows, Index size, const float* grad, const 
         float some_weights[COLUMNS] = {}, some_biases[COLUMNS] = {};
         const Index last = first + BLOCK < rows ? first + BLOCK : rows;
         for (Index row = first; row < last; ++row) {
-          const float *g = grad + row * size + column, *from = x + row * size + column;
+          const Grad* g = grad + row * size + column;
+          const In* from = x + row * size + column;
           const float m = mean[row], scale = rstd[row];
           for (Index k = 0; k < width; ++k)
             some_weights[k] += g[k] * ((from[k] - m) * scale), some_biases[k] += g[k];

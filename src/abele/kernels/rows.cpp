@@ -15,7 +15,8 @@ constexpr int ANY = 1 << 30;  // the caller has limited the threads
 int abele_layer_norm(int weighted, int64_t rows, int64_t size, double eps, const float* x,
                      const float* weight, const float* bias, float* y, float* mean, float* rstd,
                      int threads) {
-  const auto norm = weighted ? abele::layer_norm<ANY, true> : abele::layer_norm<ANY, false>;
+  const auto norm = weighted ? abele::layer_norm<ANY, true, float, float>
+                             : abele::layer_norm<ANY, false, float, float>;
   norm(rows, size, float(eps), x, weight, bias, y, mean, rstd, threads);
   return ABELE_OK;
 }
@@ -23,8 +24,8 @@ int abele_layer_norm(int weighted, int64_t rows, int64_t size, double eps, const
 int abele_layer_norm_backward(int weighted, int64_t rows, int64_t size, const float* grad,
                               const float* x, const float* mean, const float* rstd,
                               const float* weight, float* grad_x, int threads) {
-  const auto backward = weighted ? abele::layer_norm_backward<ANY, true>
-                                 : abele::layer_norm_backward<ANY, false>;
+  const auto backward = weighted ? abele::layer_norm_backward<ANY, true, float, float, float>
+                                 : abele::layer_norm_backward<ANY, false, float, float, float>;
   backward(rows, size, grad, x, mean, rstd, weight, grad_x, threads);
   return ABELE_OK;
 }

@@ -1,6 +1,8 @@
 // Sums, in an order that does not depend on how many threads there are.
 #pragma once
 
+#include <algorithm>
+
 #include "abi.h"
 #include "parallel.h"
 
@@ -100,6 +102,7 @@ inline auto shared_sum_of(Index n, int threads, F f) {
 using Dim = AbeleDim;
 constexpr int COLUMNS = 64;   // partial sums that stay in registers and the first-level cache
 constexpr Index BLOCK = 16;   // rows whose sum is rounded by itself, as many as in torch
+constexpr Index TOGETHER = 32;  // chunks of columns of which blocks of rows are read in turns
 
 // Sums of `width` columns over rows first .. last - 1 of far x near.
 template <class R, class T>
@@ -141,10 +144,16 @@ inline void sum_columns(Dim outer, Dim inner, Dim far, Dim near, double scale, c
   };
   if (!split)
     return share<most>(outer.size * chunks, threads, [=](Index begin, Index end) {
-      for (Index task = begin; task < end; ++task) {
-        W total[COLUMNS];
-        sum(task, 0, rows, total);
-        write(task, total);
+      // Rows are read in the order of memory, and each sum is that of its blocks.
+      for (Index task = begin, after; task < end; task = after) {
+        after = std::min({end, (task / chunks + 1) * chunks, task + TOGETHER});
+        W totals[TOGETHER][COLUMNS] = {}, some[COLUMNS];
+        for (Index row = 0; row < rows; row += BLOCK)
+          for (Index i = 0; i < after - task; ++i) {
+            sum(task + i, row, std::min(row + BLOCK, rows), some);
+            for (Index k = 0; k < COLUMNS; ++k) totals[i][k] += some[k];
+          }
+        for (Index i = 0; i < after - task; ++i) write(task + i, totals[i]);
       }
     });
   const Index tasks = outer.size * chunks;

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import poptorch
 from abele import passes
 from abele.ops import half_products, norm_activation
 from abele.passes.of_lowerings.fused_sums import fused_sums
@@ -23,9 +24,12 @@ from abele.targets.cpu.emitted.lowering import planned_code
 from abele.targets.reference import Interpreter, Reference
 from abele.targets.translation.places import Kind
 from garment_model import ClassificationModel
+from helpers.kernel_library import NEEDS_COMPILER
 from helpers.runs import assert_close_by_norm, captured, rule_for, run, run_eagerly, started
+from helpers.wrapping import options
 
 aten = torch.ops.aten
+_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 HALVES = [torch.float16, torch.bfloat16]
 
 
@@ -70,6 +74,7 @@ class Residual(nn.Sequential):
 LAYERS = {
     "plain": lambda: nn.Conv2d(4, 5, 3),
     "strided, without bias": lambda: nn.Conv2d(4, 6, 3, 2, 1, bias=False),
+    "dilated": lambda: nn.Conv2d(4, 5, 3, padding=2, dilation=2),
     "of each channel": lambda: nn.Conv2d(4, 8, 3, padding=1, groups=4),
     "transposed": lambda: nn.ConvTranspose2d(4, 5, 2, 2),
     "of rows": lambda: nn.Conv1d(4, 5, 3),
@@ -110,11 +115,16 @@ def has_products(request, monkeypatch):
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("kind", LAYERS)
-@pytest.mark.parametrize("target", [Here(), ByOperator()], ids=["code", "by operator"])
+@pytest.mark.parametrize(
+    "target",
+    [Here(), ByOperator(), pytest.param("cpu", marks=NEEDS_COMPILER)],
+    ids=["code", "by operator", "kernels"],
+)
 @pytest.mark.usefixtures("has_products")
 def test_a_step_is_no_further_from_float64_than_plain_pytorchs(kind, dtype, target, monkeypatch):
     monkeypatch.setattr("abele.passes.of_lowerings.half._LARGE", 1)
     monkeypatch.setattr("abele.passes.of_lowerings.half._NEAR", 1)
+    monkeypatch.setenv("ABELE_LOWERING", "op_by_op")
 
     def eagerly(other):
         model = net(kind).to(dtype).to(other)
@@ -126,6 +136,26 @@ def test_a_step_is_no_further_from_float64_than_plain_pytorchs(kind, dtype, targ
     exact = eagerly(torch.float64)
     assert all(each.dtype is dtype for each in ours.params.values())
     assert distance(ours, exact) <= 1.05 * distance(eagerly(dtype), exact) + 1e-4
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(each, marks=NEEDS_COMPILER) for each in ("normalised", "summed")]
+)
+@pytest.mark.parametrize("bad", [1.0, float("nan")])
+def test_inference_by_operator_is_no_further_from_float64(kind, bad, monkeypatch):
+    monkeypatch.setattr(half_products, "has_bfloat16_products", lambda: True)
+    monkeypatch.setattr(half_products, "_LEAST_FMAS", 1)
+    monkeypatch.setattr("abele.passes.of_lowerings.half._LARGE", 1)
+    monkeypatch.setenv("ABELE_LOWERING", "op_by_op")
+    layers, x = net(kind).layers.bfloat16().eval(), batches(kind, torch.bfloat16)[0][0]
+    x[0, 0, 0, 0] *= bad
+    wrapped = poptorch.inferenceModel(copy.deepcopy(layers), options())
+    with torch.no_grad():
+        plain, exact = layers(x), copy.deepcopy(layers).double()(x.double())
+    ours = wrapped(x)
+    assert torch.equal(ours.isnan(), plain.isnan())
+    error, own = ((each.double() - exact).nan_to_num().norm() for each in (plain, ours))
+    assert own <= 1.05 * error + 1e-4
 
 
 def step(model, batch):
@@ -177,6 +207,35 @@ def test_products_stay_in_bfloat16_where_the_processor_has_instructions(dtype, h
     assert types_of(after, aten.stack.default) == ({dtype} if stays else {torch.float32})
     assert ("7 GEMMs, convolutions and attentions run in bfloat16" in arithmetic(before)) == stays
     assert arithmetic(before).endswith("in float32")
+
+
+class Layer(Attention):
+    """An activation and a norm before attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.wide = nn.LayerNorm(32), nn.Linear(32, 32)
+
+    def forward(self, x):
+        return super().forward(self.norm(nn.functional.gelu(self.wide(x))))
+
+
+def test_generated_code_reads_bfloat16_in_sums_and_norms_and_copies_no_gradient(monkeypatch):
+    monkeypatch.setattr(half_products, "has_bfloat16_products", lambda: True)
+    monkeypatch.setattr(half_products, "_LEAST_FMAS", 1)
+    monkeypatch.setattr("abele.passes.of_lowerings.half._LARGE", 1)
+    x = torch.randn(2, 64, 32).bfloat16()
+    plan = planned_code(lowered(step(Layer().bfloat16(), (x,))))
+    reads: dict[object, list[torch.dtype]] = {}
+    for each in (each for unit in plan.units for each in unit.operations):
+        target = None if each.part_of is None else each.part_of.target
+        reads.setdefault(target, []).extend(place.dtype for place in each.reads[:1])
+    assert reads[aten.sum.dim_IntList] == [torch.bfloat16] * 3
+    assert reads[aten.native_layer_norm_backward.default] == [torch.bfloat16] * 2
+    assert not {aten.stack.default, aten.clone.default} & {*reads}
+    order = list(reads)
+    sums, attention = map(order.index, (aten.sum.dim_IntList, _BACKWARD))
+    assert sums < attention  # where its gradient is in a cache
 
 
 @pytest.mark.parametrize("kind", ["plain", "transposed", "of each channel"])

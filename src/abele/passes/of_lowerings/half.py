@@ -42,7 +42,10 @@ _TOLD: Mapping[Any, int] = {
     aten._log_softmax_backward_data.default: 3,
 }
 # Operators that move elements, of which 16-bit copies are half as large.
-_MOVES = (aten.stack.default, aten.cat.default, aten.clone.default)
+_MOVES = (
+    *(aten.stack.default, aten.cat.default, aten.clone.default),
+    *(aten._unsafe_view.default, aten.reshape.default),
+)
 _Readers = Mapping[Any, tuple[int, ...]]
 # Arguments that generated code reads in 16 bits without a float32 copy, by operator.
 _READ_IN_16_BITS: _Readers = {
@@ -52,6 +55,7 @@ _READ_IN_16_BITS: _Readers = {
     aten.baddbmm.default: (1, 2),
     aten.native_group_norm.default: (0,),
     aten.native_group_norm_backward.default: (0, 1),
+    aten.sum.dim_IntList: (0,),
 }
 _NOBODY: _Readers = MappingProxyType({})
 # Operators that ask for exact values, as a maximum has to equal its element, or for a type's range.

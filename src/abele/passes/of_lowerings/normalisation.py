@@ -23,6 +23,10 @@ aten = torch.ops.aten
 _Node = torch.fx.Node
 
 
+# Of images that norm kernels read and write.
+_TYPES = (torch.float32, torch.bfloat16)
+
+
 @dataclasses.dataclass
 class _Norm:
     """A batch norm that can be fused; ``activation`` and ``backward`` may be missing."""
@@ -42,7 +46,7 @@ def fused_normalisation(program: Program) -> Program:
             norm = _match(node)
             if norm is not None:
                 _replace(norm, results)
-    zeros: dict[tuple[int, ...], _Node] = {}
+    zeros: dict[Any, _Node] = {}
     for node in list(graph.graph.nodes):
         if node.target is aten.convolution_backward.default:
             _drop_zero_gradient(node, zeros)
@@ -56,7 +60,7 @@ def _plain(node: _Node) -> bool:
     value = x.meta["val"]
     return (
         value.dim() == 4
-        and value.dtype in (torch.float32, torch.bfloat16)
+        and value.dtype in _TYPES
         and value.numel() > value.shape[1]
         and isinstance(weight, _Node)
         and isinstance(bias, _Node)
@@ -174,7 +178,7 @@ def result_of(node: _Node, index: int) -> _Node:
     return new_call(node.graph, operator.getitem, (node, index), meta)
 
 
-def _drop_zero_gradient(node: _Node, zeros: dict[tuple[int, ...], _Node]) -> None:
+def _drop_zero_gradient(node: _Node, zeros: dict[Any, _Node]) -> None:
     """Replace the zero gradient of a bias before a batch norm by a constant."""
     grad, mask = node.args[0], node.args[10]
     picked = results_of(node).get(2)
@@ -183,15 +187,15 @@ def _drop_zero_gradient(node: _Node, zeros: dict[tuple[int, ...], _Node]) -> Non
     origin = node_argument(grad, 0)  # type: ignore[arg-type]
     if origin.target is not norm_activation.backward or grad.args[1] != 0:  # type: ignore[union-attr]
         return
-    value = picked.meta["val"]  # float32, as the norm is
-    shape = tuple(value.shape)
-    if shape not in zeros:
+    value = picked.meta["val"]
+    key = tuple(value.shape), value.dtype
+    if key not in zeros:
         with node.graph.inserting_before(node):
-            arguments, kwargs = (list(shape), 0.0), {"dtype": value.dtype}
-            zeros[shape] = node.graph.call_function(aten.full.default, arguments, kwargs)
-        zeros[shape].meta = dict(picked.meta)
-    picked.replace_all_uses_with(zeros[shape])
-    _add_nothing(zeros[shape])
+            arguments, kwargs = (list(value.shape), 0.0), {"dtype": value.dtype}
+            zeros[key] = node.graph.call_function(aten.full.default, arguments, kwargs)
+        zeros[key].meta = dict(picked.meta)
+    picked.replace_all_uses_with(zeros[key])
+    _add_nothing(zeros[key])
     node.update_arg(10, [mask[0], mask[1], False])  # type: ignore[index]
 
 
@@ -229,7 +233,7 @@ class _Folds:
         x, weight, bias, mean, var, _, eps = arguments
         value = x.meta["val"]
         picked = [user for user in norm.users if is_getitem(user)]
-        usual = value.dim() == 4 and value.dtype is torch.float32
+        usual = value.dim() == 4 and value.dtype in _TYPES
         usual &= isinstance(weight, _Node) and isinstance(bias, _Node)
         if not usual or len(picked) != 1 or picked[0].args[1] != 0:
             return
@@ -246,21 +250,27 @@ class _Folds:
         new.meta = dict(last.meta)
         last.replace_all_uses_with(new)
 
-    def _call(self, target: Any, *arguments: Any) -> _Node:
+    def _wide(self, vector: _Node) -> _Node:
+        if vector.meta["val"].dtype is torch.float32:
+            return vector
+        return self._call(aten._to_copy.default, vector, dtype=torch.float32)
+
+    def _call(self, target: Any, *arguments: Any, **options: Any) -> _Node:
         key = (target, *(repr(each) for each in arguments))
         if key not in self._created:
             graph = next(each for each in arguments if isinstance(each, _Node)).graph
-            node = graph.call_function(target, arguments)
+            node = graph.call_function(target, arguments, options)
             values = [each.meta["val"] if isinstance(each, _Node) else each for each in arguments]
             first = next(value for value in values if isinstance(value, torch.Tensor))
             with first.fake_mode:  # type: ignore[attr-defined]
-                node.meta["val"] = target(*values)
+                node.meta["val"] = target(*values, **options)
             self._created[key] = node
         return self._created[key]
 
     def _scale_and_shift(
         self, weight: _Node, bias: _Node, mean: _Node, var: _Node, eps: float
     ) -> tuple[_Node, _Node]:
+        weight, bias, mean, var = map(self._wide, (weight, bias, mean, var))
         inverse = self._call(aten.rsqrt.default, self._call(aten.add.Tensor, var, eps))
         scale = self._call(aten.mul.Tensor, weight, inverse)
         moved = self._call(aten.mul.Tensor, mean, scale)
@@ -289,6 +299,8 @@ def _activation(y: _Node) -> tuple[_Node, float]:
 
 def _may_fold(x: Any) -> bool:
     if x.target is not aten.convolution.default or len(x.users) != 1 or x.args[6]:
+        return False
+    if x.meta["val"].dtype is not torch.float32:  # weights would be rounded once more
         return False
     if _torch.convolution_with_activation() is None:
         return False

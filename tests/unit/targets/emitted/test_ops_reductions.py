@@ -13,6 +13,8 @@ X = torch.randn(4, 5, 6, 7, generator=G)
 WIDE = torch.randn(3, 70001, generator=G) + 100
 TALL = torch.randn(40001, 70, generator=G) + 100
 EQUAL = torch.tensor([0.7123, 3.141]).expand(125, 2).contiguous()  # rounding errors add up
+MANY = torch.randn(37, 2123, generator=G)  # more than are summed together
+NARROW = MANY[:, :1090].bfloat16()
 INTS = torch.randint(-9, 9, (5, 33), generator=G)
 CASES = {
     "of a number": Case(
@@ -44,6 +46,10 @@ CASES = {
     "long sums": Case(lambda x: (x.sum(), x.sum(1), x.mean(0), x.t().sum(0)), (WIDE,)),
     "tall sums": Case(lambda x: (x.sum(0), x.sum(1), x.mean(), x[:, :3].sum(0)), (TALL,)),
     "sums of equal numbers": Case(lambda x: (x.sum(0),), (EQUAL,)),
+    "sums of many columns": Case(lambda x: (x.sum(0), x[:, :-1].mean(0)), (MANY,)),
+    "sums of 16 bits": Case(
+        lambda x, y: (x.float().sum(0), y.float().mean(0), x.float().sum()), (NARROW, MANY.half())
+    ),
 }
 
 

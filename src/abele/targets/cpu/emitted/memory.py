@@ -13,8 +13,9 @@ import torch
 from abele.arena.places import ALIGNMENT, offsets
 from abele.program.memory import MemoryUse, Piece
 from abele.targets.translation.groups import Unit
-from abele.targets.translation.operations import Foreign
+from abele.targets.translation.operations import Foreign, StridedCall
 from abele.targets.translation.places import Buffer, Kind
+from abele.targets.translation.pointwise import HALF
 
 #: First and last unit, by index, that uses each buffer.
 Lives = Mapping[Buffer, tuple[int, int]]
@@ -26,8 +27,8 @@ _HUGE_PAGE = 1 << 21
 def ordered(units: Sequence[Unit]) -> list[Unit]:
     """Return units in topological order, updates of state as early as possible.
 
-    A unit that updates a slot runs as soon as it can, which frees what it reads. All other units
-    run in program order.
+    A unit that updates a slot runs as soon as it can, which frees what it reads; so does a sum of
+    16 bits, while they are in a cache. All other units run in program order.
     """
     after: dict[Unit, list[Unit]] = {unit: [] for unit in units}
     missing = {unit: len(unit.before) for unit in units}
@@ -37,7 +38,7 @@ def ordered(units: Sequence[Unit]) -> list[Unit]:
     number = {unit: index for index, unit in enumerate(units)}
 
     def entry(unit: Unit) -> tuple[int, int]:
-        return 0 if _updates(unit) else unit.first, number[unit]
+        return 0 if _updates(unit) or _sums_16_bits(unit) else unit.first, number[unit]
 
     waiting = [entry(unit) for unit in units if not missing[unit]]
     heapq.heapify(waiting)
@@ -56,6 +57,12 @@ def ordered(units: Sequence[Unit]) -> list[Unit]:
 def _updates(unit: Unit) -> bool:
     """Return whether a unit writes an input slot (state)."""
     return any(place.buffer.kind is Kind.INPUT for each in unit.operations for place in each.writes)
+
+
+def _sums_16_bits(unit: Unit) -> bool:
+    """Return whether a unit is a sum that reads 16 bits, which other calls read, too."""
+    (first, *others) = unit.operations
+    return isinstance(first, StridedCall) and not others and first.reads[0].dtype in HALF
 
 
 def used_by(unit: Unit) -> list[Buffer]:

@@ -10,7 +10,7 @@ import torch
 
 from abele.ops.half_products import is_plain_attention, runs_in_bfloat16
 from abele.targets.cpu.emitted.calls.products import TYPES, threads_for
-from abele.targets.translation.movement import arguments, options
+from abele.targets.translation.movement import arguments, options, selected
 from abele.targets.translation.operations import Call
 from abele.targets.translation.places import Place
 
@@ -40,7 +40,7 @@ def attention_backward(translator: Any, node: torch.fx.Node) -> Any:
     grad, q, k, v, y, logarithms, *given = arguments(node)
     inputs = _inputs(translator, (grad, q, k, v, y))
     saved = translator.contiguous(translator.places[logarithms])
-    results = [_heads(translator, node, index) for index in range(3)]
+    results = _stacked(translator, node) or [_heads(translator, node, i) for i in range(3)]
     described, threads = _described(node, inputs[1:4], given)
     steps = _steps([*inputs, *results])
     text = f"status |= abele::attention_backward({described}, {steps}, {_places(9)}, {threads})"
@@ -69,6 +69,44 @@ def _heads(translator: Any, node: torch.fx.Node, index: int) -> Place:
     """Allocate an attention result, in torch's layout if the kernel writes that."""
     result = translator.new_like(node, index)
     return result if _is_readable(result) else translator.new(result.shape, result.dtype)
+
+
+def _stacked(translator: Any, node: torch.fx.Node) -> list[Place] | None:
+    """Allocate gradients as slices of the copy that is all that reads them; None if more does.
+
+        clone(permute(stack([of_query, of_key, of_value])))
+
+    In float32, rows of that copy may be padded instead, which this kernel does not write.
+    """
+    picked = sorted(node.users, key=lambda each: arguments(each)[1])
+    joined = _only_user(picked)
+    permuted = _only_user([joined])
+    copied = _only_user([permuted])
+    targets = [getattr(each, "target", None) for each in (joined, permuted, copied)]
+    if targets != [aten.stack.default, aten.permute.default, aten.clone.default]:
+        return None
+    assert joined is not None
+    assert permuted is not None
+    assert copied is not None
+    value = copied.meta["val"]
+    fits = value.dtype is not torch.float32 and value.is_contiguous()
+    if len(picked) != 3 or arguments(joined) != (picked,) or not fits:
+        return None
+    whole = translator.new(tuple(value.shape), value.dtype)
+    stride = dict(zip(arguments(permuted)[1], whole.stride, strict=True))
+    shape = tuple(joined.meta["val"].shape)
+    parts = Place(whole.buffer, shape, tuple(stride[dim] for dim in range(len(shape))))
+    results = [selected(parts, 0, index) for index in range(3)]
+    if not all(map(_is_readable, results)):
+        return None
+    translator.places[joined], translator.places[copied] = parts, whole
+    return results
+
+
+def _only_user(nodes: Sequence[torch.fx.Node | None]) -> torch.fx.Node | None:
+    """Return the node that alone uses some nodes, once each; None if there are more or none."""
+    users = {user for node in nodes if node is not None for user in node.users}
+    return users.pop() if len(users) == 1 else None
 
 
 def _described(node: torch.fx.Node, inputs: list[Place], given: list[Any]) -> tuple[str, str]:

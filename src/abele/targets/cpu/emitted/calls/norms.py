@@ -87,12 +87,14 @@ def layer_norm(translator: Any, node: torch.fx.Node) -> Any:
     rows = x.size // max(size, 1)
     if x.dtype is not torch.float32 or not x.size or (weight is None) != (bias is None):
         return None
+    x = in_16_bits(translator, x)
     results = [_fresh(translator, each) for each in node.meta["val"]]
     weights = [] if weight is None else [_dense(translator, each) for each in (weight, bias)]
     pointers = "{1}, {2}, {3}, {4}, {5}" if weights else "nullptr, nullptr, {1}, {2}, {3}"
     given = f"{rows}, {size}, {float(eps)!r}f, {{0}}, {pointers}"
-    text = shared.call("layer_norm", _workers(rows, x.size), (bool(weights),), given)
-    translator.add(Call([x, *weights], results, text))
+    form = _typed("layer_norm", _workers(rows, x.size), (bool(weights),), given)
+    reads = [x, *weights]
+    translator.add(RoundingCall(reads, results, form(reads, results), form, (0,)))
     return results
 
 
@@ -104,21 +106,22 @@ def layer_norm_backward(translator: Any, node: torch.fx.Node) -> Any:
     size = math.prod(shape)
     rows = x.size // size
     grad, x, mean, rstd = (_dense(translator, each) for each in (grad, x, mean, rstd))
+    kind, dtype = (weight is not None,), x.dtype
+    grad, x = in_16_bits(translator, grad), in_16_bits(translator, x)
     results: list[Place | None] = [None, None, None]
     if mask[0]:
-        grad_x = results[0] = translator.new(x.shape, x.dtype)
+        grad_x = results[0] = translator.new(x.shape, dtype)
         reads = [grad, x, mean, rstd] + ([] if weight is None else [_dense(translator, weight)])
         pointers = "nullptr, {4}" if weight is None else "{4}, {5}"
         given = f"{rows}, {size}, {{0}}, {{1}}, {{2}}, {{3}}, {pointers}"
-        kind = (weight is not None,)
-        text = shared.call("layer_norm_backward", _workers(rows, x.size), kind, given)
-        translator.add(Call(reads, [grad_x], text))
+        form = _typed("layer_norm_backward", _workers(rows, x.size), kind, given)
+        translator.add(RoundingCall(reads, [grad_x], form(reads, [grad_x]), form, (0,)))
     if weight is not None and any(mask[1:]):
-        sums = [translator.new(weight.shape, x.dtype) for _ in (0, 1)]
-        results[1:] = sums
+        sums = [translator.new(weight.shape, dtype) for _ in (0, 1)]
+        results[1:], reads = sums, [grad, x, mean, rstd]
         given = f"{rows}, {size}, {{0}}, {{1}}, {{2}}, {{3}}, {{4}}, {{5}}"
-        text = shared.call("layer_norm_weights", _workers(-(-size // 16), x.size), (), given)
-        translator.add(Call([grad, x, mean, rstd], sums, text))
+        form = _typed("layer_norm_weights", _workers(-(-size // 16), x.size), (), given)
+        translator.add(Call(reads, sums, form(reads, sums)))
     return results
 
 

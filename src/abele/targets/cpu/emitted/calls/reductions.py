@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from abele.targets.cpu.emitted.calls import shared
+from abele.targets.cpu.emitted.calls.sixteen_bits import in_16_bits
 from abele.targets.translation.movement import arguments, dims_of
 from abele.targets.translation.operations import StridedCall
 from abele.targets.translation.places import Place, contiguous_stride
@@ -47,6 +48,9 @@ def _reduced(translator: Any, node: torch.fx.Node, *, mean: bool) -> Any:
     if sum_text(place, result, reduced, scale) is None:
         place = translator.contiguous(moved_last(place, reduced))
         reduced = set(range(len(place.shape) - len(reduced), len(place.shape)))
+    groups = _groups(place, reduced)
+    if result.dtype is torch.float32 and groups is not None and _is_of_columns(groups[1]):
+        place = in_16_bits(translator, place)
     translator.add(summed(place, result, reduced, scale))
     return result
 
