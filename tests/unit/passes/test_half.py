@@ -9,6 +9,7 @@ from torch import nn
 import poptorch
 from abele import passes
 from abele.ops import half_products, norm_activation
+from abele.passes.of_lowerings.convolutions import patches_as_products
 from abele.passes.of_lowerings.fused_sums import fused_sums
 from abele.passes.of_lowerings.half import (
     arithmetic,
@@ -247,6 +248,62 @@ def test_convolutions_without_groups_stay_in_bfloat16(kind, has_products):
     assert types_of(after, aten.convolution.default, aten.convolution_backward.default) == wanted
 
 
+class Patches(nn.Module):
+    """Patches of an image as a transformer reads them."""
+
+    def __init__(self, *, bias):
+        super().__init__()
+        self.cut = nn.Conv2d(3, 8, (2, 3), (2, 3), bias=bias)
+
+    def forward(self, images):
+        rows = self.cut(images).flatten(2).transpose(1, 2).tanh()
+        return nn.functional.mse_loss(rows, torch.ones_like(rows))
+
+
+class AsProducts(Interpreter):
+    passes = (patches_as_products, computed_in_float32)
+
+
+class OfPatches(Reference):
+    lowerings = (AsProducts(),)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_patches_of_images_are_rows_of_products(bias, layout, monkeypatch):
+    monkeypatch.setattr(half_products, "has_bfloat16_products", lambda: True)
+    monkeypatch.setattr(half_products, "_LEAST_FMAS", 1)
+    torch.manual_seed(3)
+    model, x = Patches(bias=bias).bfloat16(), torch.randn(5, 3, 8, 9).bfloat16()
+    data = [(x.contiguous(memory_format=layout),)] * 2
+    after = patches_as_products(step(model, data[0])).verify()
+    assert not types_of(after, aten.convolution.default, aten.convolution_backward.default)
+    assert types_of(after, aten.mm.default, aten.addmm.default) == {torch.bfloat16}
+
+    def eagerly(dtype):
+        other = copy.deepcopy(model).to(dtype)
+        optimizer = torch.optim.SGD(other.parameters(), lr=0.5)
+        return run_eagerly(other, optimizer, [(each.to(dtype),) for (each,) in data])
+
+    exact, plain = eagerly(torch.float64), eagerly(torch.bfloat16)
+    rule = rule_for(model, "sgd", lr=0.5, momentum=0.0)
+    ours = run(started(model, data[0], rule, target=OfPatches())[0], data)
+    assert distance(ours, exact) <= 1.05 * distance(plain, exact) + 1e-4
+
+
+@pytest.mark.parametrize(
+    ("size", "settings"), [((7, 9), {}), ((8, 9), {"padding": 1}), ((8, 9), {"dilation": 2})]
+)
+def test_other_patches_stay_convolutions(size, settings, monkeypatch):
+    monkeypatch.setattr(half_products, "has_bfloat16_products", lambda: True)
+    monkeypatch.setattr(half_products, "_LEAST_FMAS", 1)
+    model = Patches(bias=True)
+    model.cut = nn.Conv2d(3, 8, (2, 3), (2, 3), **settings)
+    before = step(model.bfloat16(), (torch.randn(5, 3, *size).bfloat16(),))
+    after = patches_as_products(before)
+    assert types_of(after, aten.convolution.default) == {torch.bfloat16}
+
+
 def test_small_products_are_computed_in_float32(monkeypatch):
     monkeypatch.setattr(half_products, "has_bfloat16_products", lambda: True)
     sizes = {"few": (2, 64, 32), "many": (128, 64, 32)}
@@ -369,7 +426,7 @@ def test_products_of_halves_are_those_of_float32_rounded_once(dtype):
 def test_lowerings_of_processors_have_both_passes():
     of_programs, of_code = (CPU.lowering(name).passes for name in ("op_by_op", "emitted"))
     assert {with_bfloat16_images, stored_in_16_bits} <= {*of_programs}
-    assert of_code.index(computed_in_float32) == 1
+    assert of_code.index(computed_in_float32) == 2
     assert of_code[-1].__name__ == "_stored_in_16_bits"
 
 

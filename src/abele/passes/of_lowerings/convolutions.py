@@ -1,13 +1,15 @@
-"""Convolution rewrites: half precision in float32, and 1x1 convolutions before upsampling."""
+"""Convolution rewrites: bfloat16 patches as GEMMs, and 1x1 convolutions before upsampling."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 from typing import Any
 
 import torch
 
+from abele.ops.half_products import is_bfloat16_product
 from abele.passes._edit import editable, finished
 from abele.program import Program, is_getitem, node_argument
 from abele.program.aliasing import erase_dead_nodes, stays_in_program
@@ -116,4 +118,94 @@ def _call(like: _Node, arguments: tuple[Any, ...]) -> _Node:
     values = [each.meta["val"] if isinstance(each, _Node) else each for each in arguments]
     with values[0].fake_mode:
         node.meta["val"] = stated_results(like.target, values)  # type: ignore[arg-type]
+    return node
+
+
+def patches_as_products(program: Program) -> Program:
+    """Compute bfloat16 convolutions of patches side by side, and their gradients, as GEMMs.
+
+    oneDNN's kernel for the few channels of an image takes twice as long.
+    """
+    graph, patches = editable(program), dict[Any, _Node]()
+    for node in list(graph.graph.nodes):
+        backward = node.target is aten.convolution_backward.default
+        if node.target in _CONVOLUTIONS and _is_of_patches(node, *node.args[backward:][:2]):
+            (_of_patches_backward if backward else _of_patches)(node, patches)
+    erase_dead_nodes(graph, stays_in_program)
+    return finished(program, graph)
+
+
+def _is_of_patches(node: _Node, x: Any, weight: Any) -> bool:
+    """Return whether a convolution, or its weight's gradient, is a GEMM of an image's patches."""
+    backward = node.target is aten.convolution_backward.default
+    given: tuple[Any, ...] = node.args
+    stride, padding, dilation, transposed, _, _ = given[4:10] if backward else given[3:]
+    sizes, kernel = x.meta["val"].shape[2:], list(weight.meta["val"].shape[2:])
+    whole = len(kernel) == 2 and all(n % k == 0 for n, k in zip(sizes, kernel, strict=True))
+    plain = not any(padding) and set(dilation) == {1} and not transposed
+    if not (whole and plain and list(stride) == kernel and is_bfloat16_product(node)):
+        return False
+    return math.prod(kernel) > 1 and not (backward and given[10][0])
+
+
+def _of_patches(node: _Node, patches: dict[Any, _Node]) -> None:
+    x, weight, bias, *_ = node.args
+    images, outputs, *edges = map(int, node.meta["val"].shape)
+    rows = _patches(node, x, weight, patches)
+    matrix = _new(node, aten.view.default, weight, [outputs, -1])
+    turned = _new(node, aten.t.default, matrix)
+    factors = rows, turned
+    result = (
+        _new(node, aten.mm.default, *factors)
+        if bias is None
+        else _new(node, aten.addmm.default, bias, *factors)
+    )
+    last = _new(node, aten.view.default, result, [images, *edges, outputs])
+    node.replace_all_uses_with(_new(node, aten.permute.default, last, [0, 3, 1, 2]))
+
+
+def _of_patches_backward(node: _Node, patches: dict[Any, _Node]) -> None:
+    grad, x, weight, *_ = node.args
+    shape = [int(size) for size in weight.meta["val"].shape]  # type: ignore[union-attr]
+    rows = _patches(node, x, weight, patches)
+    last = _new(node, aten.permute.default, grad, [0, 2, 3, 1])
+    columns = _new(node, aten.view.default, _copied(node, last), [-1, shape[0]])
+    for user in list(node.users):
+        if user.args[1] == 1:
+            product = _new(node, aten.mm.default, _new(node, aten.t.default, columns), rows)
+            user.replace_all_uses_with(_new(node, aten.view.default, product, shape))
+        elif user.args[1] == 2:
+            user.replace_all_uses_with(_new(node, aten.sum.dim_IntList, columns, [0]))
+
+
+def _patches(node: _Node, x: Any, weight: Any, known: dict[Any, _Node]) -> _Node:
+    """Return the patches of images as rows of a matrix, shared with the gradient."""
+    (images, channels, height, width), (_, _, high, wide) = (
+        each.meta["val"].shape for each in (x, weight)
+    )
+    key = x, high, wide
+    if key not in known:
+        parts = [images, channels, height // high, high, width // wide, wide]
+        cut = _new(node, aten.view.default, _copied(node, x), parts)
+        order = _new(node, aten.permute.default, cut, [0, 2, 4, 1, 3, 5])
+        sizes = [parts[0] * parts[2] * parts[4], channels * high * wide]
+        known[key] = _new(node, aten.view.default, _copied(node, order), sizes)
+    return known[key]
+
+
+def _copied(node: _Node, value: Any) -> _Node:
+    """Return a value or, if its elements are not in order, a contiguous copy."""
+    if value.meta["val"].is_contiguous():
+        return value
+    return _new(node, aten.clone.default, value, memory_format=torch.contiguous_format)
+
+
+def _new(like: _Node, target: Any, *arguments: Any, **options: Any) -> _Node:
+    """Insert a call before a node, with its source line and phase."""
+    with like.graph.inserting_before(like):
+        node = like.graph.call_function(target, arguments, options)
+    values = [each.meta["val"] if isinstance(each, _Node) else each for each in arguments]
+    first = next(value for value in values if isinstance(value, torch.Tensor))
+    with first.fake_mode:  # type: ignore[attr-defined]
+        node.meta = {**like.meta, "val": target(*values, **options)}
     return node

@@ -10,6 +10,7 @@ import torch
 
 from abele import arena
 from abele._torch.copies import called_targets
+from abele.passes.of_lowerings.convolutions import patches_as_products
 from abele.passes.of_lowerings.gradients import kept_derivatives, stacked_gradients
 from abele.passes.of_lowerings.half import computed_in_float32, stored_for_generated_code
 from abele.passes.of_lowerings.recurrent import recurrent_loops
@@ -69,6 +70,7 @@ class Emitted(Lowering):
     certain = False
     passes = (
         recurrent_loops,
+        patches_as_products,
         computed_in_float32,
         packed_convolutions,
         stacked_gradients,
