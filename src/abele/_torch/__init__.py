@@ -375,6 +375,16 @@ def convolution_with_activation() -> OpOverload | None:
     return torch.ops.mkldnn._convolution_pointwise.default
 
 
+def linear_with_bias() -> OpOverload | None:
+    """Return the operator of a linear layer whose bias oneDNN adds; ``None`` without oneDNN.
+
+    Arguments are x, weight, bias, and the name, scalars and algorithm of an activation.
+    """
+    if not torch.backends.mkldnn.is_available():
+        return None
+    return torch.ops.mkldnn._linear_pointwise.default
+
+
 def packed_convolution_weight(
     weight: torch.Tensor,
     padding: Sequence[int],

@@ -126,6 +126,13 @@ def _convolutions_have_activations() -> bool:
     return function is None or torch.allclose(function(x, weight, bias, *settings), plain)
 
 
+def _linear_layers_have_biases() -> bool:
+    x, weight, bias = torch.ones(2, 3), torch.full((4, 3), -0.2), torch.ones(4)
+    function = _torch.linear_with_bias()
+    plain = torch.addmm(bias, x, weight.t())
+    return function is None or torch.allclose(function(x, weight, bias, "none", [], ""), plain)
+
+
 #: Names and functions of self-checks, by what needs the private names that they use.
 CHECKS: dict[str, list[tuple[str, Callable[[], bool]]]] = {
     "capture": [
@@ -136,5 +143,8 @@ CHECKS: dict[str, list[tuple[str, Callable[[], bool]]]] = {
         ("refused values", _values_are_refused),
         ("traced programs", _programs_are_traced),
     ],
-    "compiled code": [("convolutions with activation", _convolutions_have_activations)],
+    "compiled code": [
+        ("convolutions with activation", _convolutions_have_activations),
+        ("linear layers with bias", _linear_layers_have_biases),
+    ],
 }

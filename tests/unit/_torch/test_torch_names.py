@@ -483,6 +483,17 @@ def test_nothing_else_is_found_among_operators(name):
     assert _torch.find_operator(name) is None
 
 
+def test_a_linear_layer_can_add_its_bias():
+    function = _torch.linear_with_bias()
+    if function is None:
+        pytest.skip("this torch has no oneDNN")
+    for dtype in (torch.float32, torch.bfloat16):
+        x, weight, bias = (torch.randn(*size).to(dtype) for size in ((5, 7), (3, 7), (3,)))
+        exact = torch.addmm(bias.double(), x.double(), weight.double().t())
+        output = function(x, weight, bias, "none", [], "")
+        torch.testing.assert_close(output, exact.to(dtype))
+
+
 def test_a_convolution_can_apply_an_activation():
     function = _torch.convolution_with_activation()
     if function is None:

@@ -189,6 +189,13 @@ def test_a_self_check_notices_another_convolution(newer):
     assert "convolutions with activation differ" in checks.why_not_compiled()
 
 
+def test_a_self_check_notices_another_linear_layer(newer):
+    if _torch.linear_with_bias() is None:
+        pytest.skip("this torch has no oneDNN")
+    newer.setattr(_torch, "linear_with_bias", lambda: lambda *_: torch.zeros(1, 1))
+    assert "linear layers with bias differ" in checks.why_not_compiled()
+
+
 def test_every_self_check_has_a_test_here():
     assert {name for name, _ in checks.CHECKS["capture"]} == set(CHANGES)
 

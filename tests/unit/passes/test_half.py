@@ -13,6 +13,7 @@ from abele.passes.of_lowerings.convolutions import patches_as_products
 from abele.passes.of_lowerings.fused_sums import fused_sums
 from abele.passes.of_lowerings.half import (
     arithmetic,
+    biases_in_products,
     computed_in_float32,
     stored_in_16_bits,
     with_bfloat16_images,
@@ -246,6 +247,36 @@ def test_convolutions_without_groups_stay_in_bfloat16(kind, has_products):
     if has_products and kind == "of each channel":
         wanted = {torch.bfloat16, torch.float32}
     assert types_of(after, aten.convolution.default, aten.convolution_backward.default) == wanted
+
+
+class WithBiases(Interpreter):
+    passes = (computed_in_float32, biases_in_products)
+
+
+class OfLinears(Reference):
+    lowerings = (WithBiases(),)
+
+
+def test_onednn_adds_the_biases_of_bfloat16_layers(monkeypatch):
+    monkeypatch.setattr(half_products, "has_bfloat16_products", lambda: True)
+    monkeypatch.setattr(half_products, "_LEAST_FMAS", 1)
+    torch.manual_seed(4)
+    model, data = Attention().bfloat16(), [(torch.randn(2, 64, 32).bfloat16(),)] * 2
+    before = computed_in_float32(step(model, data[0]))
+    after = biases_in_products(before).verify()
+    assert types_of(before, aten.addmm.default) == {torch.bfloat16}
+    assert not types_of(after, aten.addmm.default)
+    assert biases_in_products(after) is after
+
+    def eagerly(dtype):
+        other = copy.deepcopy(model).to(dtype)
+        optimizer = torch.optim.SGD(other.parameters(), lr=0.5)
+        return run_eagerly(other, optimizer, [(each.to(dtype),) for (each,) in data])
+
+    exact, plain = eagerly(torch.float64), eagerly(torch.bfloat16)
+    rule = rule_for(model, "sgd", lr=0.5, momentum=0.0)
+    ours = run(started(model, data[0], rule, target=OfLinears())[0], data)
+    assert distance(ours, exact) <= 1.05 * distance(plain, exact) + 1e-4
 
 
 class Patches(nn.Module):

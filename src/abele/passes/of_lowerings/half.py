@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
+from abele import _torch
 from abele._torch import FakeTensor, OpOverload, laid_out
 from abele._torch.copies import new_call
 from abele.containers import is_sequence
 from abele.ops import half_products, norm_activation
-from abele.ops.half_products import runs_in_bfloat16
+from abele.ops.half_products import is_bfloat16_product, runs_in_bfloat16
 from abele.passes._edit import editable, finished
 from abele.passes.rounded_products import has_rounded_factors
 from abele.program import Program, has_effect, is_getitem, is_view, node_argument, writes
@@ -173,6 +174,36 @@ def arithmetic(program: Program, *, images: bool = False) -> str:
     if images:
         kinds += f" and {sum(map(_is_of_images, nodes))} operators between them"
     return f"; {products} {kinds} run in bfloat16, other 16-bit operators in float32"
+
+
+def biases_in_products(program: Program) -> Program:
+    """Let oneDNN add the biases of bfloat16 linear layers where it stores their results.
+
+    ``addmm`` writes the bias to all rows of the result first, and adds the product to them.
+    """
+    operator = _torch.linear_with_bias()
+    suits = [node for node in program.graph.graph.nodes if _is_linear(node)]
+    if operator is None or not suits:
+        return program
+    graph = editable(program)
+    for node in filter(_is_linear, list(graph.graph.nodes)):
+        bias, x, turned = node.args
+        arguments = x, node_argument(turned, 0), bias, "none", [], ""  # type: ignore[arg-type]
+        with graph.graph.inserting_before(node):
+            new = new_call(graph.graph, operator, arguments, node.meta)
+        node.replace_all_uses_with(new)
+        graph.graph.erase_node(node)
+    return finished(program, graph)
+
+
+def _is_linear(node: _Node) -> bool:
+    """Return whether a node is a bfloat16 GEMM of dense rows with a dense weight, and a bias."""
+    if node.target is not aten.addmm.default or node.kwargs or not is_bfloat16_product(node):
+        return False
+    bias, x, turned = (node_argument(node, index) for index in range(3))
+    weight = node_argument(turned, 0) if turned.target is aten.t.default else None
+    dense = weight is not None and all(v.meta["val"].is_contiguous() for v in (x, weight))
+    return dense and bias.meta["val"].shape == node.meta["val"].shape[1:]
 
 
 def stored_in_16_bits(program: Program) -> Program:

@@ -12,7 +12,11 @@ from abele import arena
 from abele._torch.copies import called_targets
 from abele.passes.of_lowerings.convolutions import patches_as_products
 from abele.passes.of_lowerings.gradients import kept_derivatives, stacked_gradients
-from abele.passes.of_lowerings.half import computed_in_float32, stored_for_generated_code
+from abele.passes.of_lowerings.half import (
+    biases_in_products,
+    computed_in_float32,
+    stored_for_generated_code,
+)
 from abele.passes.of_lowerings.recurrent import recurrent_loops
 from abele.program import Program
 from abele.program.aliasing import lifetimes
@@ -72,6 +76,7 @@ class Emitted(Lowering):
         recurrent_loops,
         patches_as_products,
         computed_in_float32,
+        biases_in_products,
         packed_convolutions,
         stacked_gradients,
         kept_derivatives,
