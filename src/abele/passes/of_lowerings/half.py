@@ -187,8 +187,8 @@ def biases_in_products(program: Program) -> Program:
         return program
     graph = editable(program)
     for node in filter(_is_linear, list(graph.graph.nodes)):
-        bias, x, turned = node.args
-        arguments = x, node_argument(turned, 0), bias, "none", [], ""  # type: ignore[arg-type]
+        bias, x, turned = (node_argument(node, index) for index in range(3))
+        arguments: tuple[Any, ...] = x, node_argument(turned, 0), bias, "none", [], ""
         with graph.graph.inserting_before(node):
             new = new_call(graph.graph, operator, arguments, node.meta)
         node.replace_all_uses_with(new)
