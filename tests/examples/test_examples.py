@@ -1,5 +1,6 @@
 """The example programs run as a user runs them, on the target that needs no compiler."""
 
+import importlib
 import json
 import re
 import subprocess
@@ -7,12 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("poptorch")
-pytest.importorskip("PIL", reason="optional extra: pip install abele[demo]")
-pytest.importorskip("matplotlib", reason="optional extra: pip install abele[demo]")
-pytest.importorskip("sklearn", reason="optional extra: pip install abele[demo]")
-
-import introduction
 import pytorch_gpu
 import pytorch_ipu
 from abele import get_target
@@ -20,6 +15,14 @@ from helpers.warm_python import run_program
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SMALL = ("--source", "built-in", "--train-samples", "320", "--test-samples", "100")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def introduction():
+    """The program as a module: imported when a test runs, since the extra takes a second."""
+    for package in ("PIL", "matplotlib", "sklearn"):
+        pytest.importorskip(package, reason="optional extra: pip install abele[demo]")
+    return importlib.import_module("introduction")
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +68,7 @@ def test_introduction_from_start_to_end(tmp_path):
     ],
     ids=["epochs", "workers", "no photo", "no image", "no weights", "left over", "too large"],
 )
-def test_wrong_input_is_one_sentence_and_status_2(arguments, message, capsys):
+def test_wrong_input_is_one_sentence_and_status_2(introduction, arguments, message, capsys):
     assert introduction.main([*SMALL, *arguments]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1

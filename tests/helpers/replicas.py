@@ -19,7 +19,6 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
@@ -280,6 +279,8 @@ def communication_hook(wrap):
 
 
 def fully_sharded(wrap):
+    from torch.distributed.fsdp import fully_shard  # half a second
+
     model: Any = fully_shard(network(), mesh=init_device_mesh("cpu", (2,)))
 
     @wrap
