@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 from matplotlib.figure import Figure
 
 from cosmictagger import launch
@@ -45,13 +44,8 @@ def quick_pictures(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def _quiet_and_interpreted(monkeypatch):
-    """No compiler, one thread, and no seeds or rank left over from another test's environment."""
+def _interpreted(monkeypatch):
     monkeypatch.setenv("ABELE_TARGET", "reference")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")
