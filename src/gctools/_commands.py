@@ -50,7 +50,8 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
     made = _of_abele("arguments.py")["Parser"](
         prog=name, description=description, allow_abbrev=False
     )
-    made.add_argument("--version", action="version", version=f"{name} {_version()}")
+    version = _of_abele("version.py")["__version__"]
+    made.add_argument("--version", action="version", version=f"{name} {version}")
     made.add_argument(
         "-v", "--verbose", action="store_true", help="say on standard error what is not shown, why"
     )
@@ -66,10 +67,6 @@ def parse(made: argparse.ArgumentParser, arguments: Sequence[str] | None) -> arg
             sys.stdout.reconfigure(errors="replace")  # type: ignore[attr-defined]
     options = made.parse_args(arguments)
     return options if ON_LINUX else made.exit(1, f"{made.prog}: {NOT_LINUX}\n")
-
-
-def _version() -> str:
-    return _of_abele("version.py")["__version__"]
 
 
 def _of_abele(file: str) -> dict[str, Any]:

@@ -201,7 +201,8 @@ def build(
             record.log = _write_log(error, log_folder)
             where = _where(error, record.log)
             if record.forced or target.name == _LAST:
-                raise type(error)(f"{error}{where}", *_log_of(error)) from None
+                log = (error.log,) if isinstance(error, CompilerError) else ()
+                raise type(error)(f"{error}{where}", *log) from None
             failed, target = target, _next_to(target, error)
             record.fallback = str(error)
             # Whoever comes here has compiled, so all processes have agreed to do so.
@@ -402,10 +403,6 @@ def _next_to(target: Target, error: TargetError) -> Target:
 def _where(error: TargetError, log: str | None) -> str:
     what = "traceback" if isinstance(error, LoweringError) else "compiler's output"
     return f" The {what} is in {log}." if log else ""
-
-
-def _log_of(error: TargetError) -> tuple[str, ...]:
-    return (error.log,) if isinstance(error, CompilerError) else ()
 
 
 def _write_log(error: TargetError, folder: str | Path | None) -> str | None:

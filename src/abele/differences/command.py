@@ -64,7 +64,7 @@ def _check(parsed: argparse.Namespace) -> None:
     """Refuse arguments that are neither a script with two settings nor two runs."""
     script: Path = parsed.script
     if parsed.second is not None:
-        if _is_run(script):
+        if script.is_dir() or script.name == FILE:
             raise DifferenceError(
                 f"{script} is no program. Runs are compared by themselves, without settings: "
                 f"abele diff {script} RUN2"
@@ -81,10 +81,6 @@ def _check(parsed: argparse.Namespace) -> None:
             f"Two runs take no arguments, but {' '.join(parsed.rest)!r} is given behind --: runs "
             "that were recorded are compared, and nothing is run."
         )
-
-
-def _is_run(path: Path) -> bool:
-    return path.is_dir() or path.name == FILE
 
 
 def _say(text: str) -> None:

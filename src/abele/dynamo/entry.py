@@ -63,7 +63,7 @@ def backend(
     except Exception as error:
         if isinstance(error, Warning) or aot.steers_dynamo(error):
             raise
-        _warn_plain(_in_short(error))
+        _warn_plain(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
         return plain
 
 
@@ -110,10 +110,6 @@ def _settings(options: Mapping[str, Any]) -> Settings:
     folder: Any = options.get("cache")
     cache = None if folder is None else ExecutableCache(folder)
     return Settings(start=Start(start), cache=cache, announce=_LOG.info)
-
-
-def _in_short(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 @functools.cache

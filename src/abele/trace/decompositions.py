@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
@@ -282,14 +281,10 @@ def steps_of(node: torch.fx.Node, tracer: torch.fx.Tracer) -> Any:
     for each in tracer.graph.nodes:
         if each in constants:
             value = getattr(tracer.root, str(each.target))
-            steps.append((each, functools.partial(_same, value), (), {}))
+            steps.append((each, lambda value=value: value, (), {}))
         elif each in dependencies and each.op != "placeholder":
             steps.append((each, each.target, each.args, each.kwargs))
     return steps
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _dependencies(node: torch.fx.Node, graph: torch.fx.Graph) -> set[torch.fx.Node]:

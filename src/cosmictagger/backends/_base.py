@@ -288,14 +288,10 @@ class Backend(abc.ABC):
         """
         instances = self.settings.instances
         if instances.count > 1:
-            self._load_statistics(instances.tensors_from_first("statistics", self._statistics()))
-
-    def _statistics(self) -> dict[str, torch.Tensor]:
-        return {name: value.detach().cpu() for name, value in self.network.named_buffers()}
-
-    def _load_statistics(self, values: Mapping[str, torch.Tensor]) -> None:
-        for name, value in self.network.named_buffers():
-            value.copy_(values[name])
+            buffers = dict(self.network.named_buffers())
+            mine = {name: value.detach().cpu() for name, value in buffers.items()}
+            for name, value in instances.tensors_from_first("statistics", mine).items():
+                buffers[name].copy_(value)
 
     @abc.abstractmethod
     def _train(self, image: torch.Tensor, targets: Targets, rate: float) -> Computed: ...

@@ -303,7 +303,8 @@ class StoredForward:
             raise _unavailable(self.data["missing"])
         modes = self.data["modes"]
         suited = [mode for mode in modes if mode["training"] == list(flags)]
-        if not suited and len(modes) > 1 and all(_same(mode, modes[0]) for mode in modes):
+        kinds = [(mode["device"], mode["host"]) for mode in modes]
+        if not suited and len(modes) > 1 and kinds.count(kinds[0]) == len(kinds):
             suited = modes  # in no mode forward is another
         if not suited:
             raise error(
@@ -335,10 +336,6 @@ def _entries(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the manifest entries of all recorded forward graphs, for device and host."""
     both = [mode[place] for mode in data.get("modes", ()) for place in ("device", "host")]
     return [entry for entry in both if entry is not None and "missing" not in entry]
-
-
-def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return all(one[place] == other[place] for place in ("device", "host"))
 
 
 def _named(data: Mapping[str, Any]) -> str:

@@ -49,11 +49,8 @@ def __getattr__(name: str) -> Any:
     value = getattr(torch, name, None)
     if value is None or name.startswith("_"):
         raise AttributeError(f"samba has no {name!r}, and torch has none either.")
-    return _returning_named(value) if _is_function(value) else value
-
-
-def _is_function(value: Any) -> bool:
-    return callable(value) and not isinstance(value, type)
+    is_function = callable(value) and not isinstance(value, type)
+    return _returning_named(value) if is_function else value
 
 
 def _returning_named(function: Callable) -> Callable:

@@ -102,7 +102,7 @@ def _gradient(
     train: bool,
 ) -> Place:
     """Add the elementwise operation of a batch norm's input gradient."""
-    operands: list[Any] = [grad, *(_along(each, x) for each in (rstd, *_given(weight)))]
+    operands: list[Any] = [grad, *(_along(each, x) for each in (rstd, weight) if each is not None)]
     text = "({0} * ({1} * {2}))" if weight is not None else "({0} * {1})"
     if train:
         scale = operands[1:]
@@ -151,10 +151,6 @@ def _along(values: Place, x: Place) -> Place:
     shape = (x.shape[1], *(1 for _ in x.shape[2:]))
     stride = (values.stride[0], *(1 for _ in x.shape[2:]))
     return Place(values.buffer, shape, stride, values.offset)
-
-
-def _given(value: Place | None) -> list[Place]:
-    return [] if value is None else [value]
 
 
 def _place(translator: Any, value: Any) -> Any:

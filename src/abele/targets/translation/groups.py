@@ -214,7 +214,8 @@ class Grouping:
             for each in map(self._current, a.before)
             if each is not b
         )
-        return not any(between) and not any(_collides(unit, each) for each in _loops(other))
+        loops = (each for each in other.operations if isinstance(each, Pointwise))
+        return not any(between) and not any(_collides(unit, each) for each in loops)
 
     def _merge(self, unit: Unit, other: Unit) -> None:
         unit.operations = sorted(
@@ -264,10 +265,6 @@ def _fits(unit: Unit, operation: Pointwise) -> bool:
         return False
     memory = {place.buffer for place in tensors(operation)}
     return len(unit.memory | memory) <= _MOST_TENSORS and not _collides(unit, operation)
-
-
-def _loops(unit: Unit) -> list[Pointwise]:
-    return [each for each in unit.operations if isinstance(each, Pointwise)]
 
 
 def _widens(operation: Pointwise) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -132,7 +132,8 @@ def planned(program: Program) -> Plan:
             steps += torchs or writer.launches(step)
     returned = {place.buffer for place in translation.outputs}
     uses = last_uses([_touched(step, in_memory) for step in steps])
-    freed = [[each for each in unused if _is_freed(each, returned)] for unused in uses]
+    ours = (Kind.ARENA, Kind.FOREIGN)
+    freed = [[e for e in unused if e.kind in ours and e not in returned] for unused in uses]
     return Plan(translation, steps, freed, writer.texts(_FILES))
 
 
@@ -148,10 +149,6 @@ def _in_memory(units: Sequence[Unit], translation: Translator) -> set[Buffer]:
         buffer for buffer, using in users.items() if buffer.kind is not Kind.ARENA or len(using) > 1
     }
     return returned | foreign | several
-
-
-def _is_freed(buffer: Buffer, returned: Collection[Buffer]) -> bool:
-    return buffer not in returned and buffer.kind in (Kind.ARENA, Kind.FOREIGN)
 
 
 def _touched(step: Step, in_memory: set[Buffer]) -> list[Buffer]:
