@@ -24,6 +24,10 @@ PIECES = [[int(ONE)]] if ONE else [range(i, i + PIECE) for i in range(0, COUNT, 
 @pytest.fixture(autouse=True)
 def _settings(monkeypatch):
     monkeypatch.setenv("ABELE_TARGET", "reference")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def rows(call, sizes):

@@ -95,6 +95,7 @@ def test_steps_ran_where_they_were_asked_to(undisturbed, source, mode):
 # One program for all, because importing takes longer than the steps.
 PROGRAM = """
 import json, os, signal, sys, torch
+torch.set_num_threads(1)
 import poptorch, sambaflow.samba
 from matplotlib.figure import Figure
 from cosmictagger import cli

@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import torch
+
 from abele import ExecutableCache, build
 from abele.compilation import executable_file
 from abele.step.config import StepConfig
@@ -83,6 +85,7 @@ def crashing(programs, folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
     affine = MODELS["affine"]
     job = {"killed": killed, "together": together, "crashing": crashing}[sys.argv[1]]
     job(captured(affine.fresh(), affine.batch()).programs, Path(sys.argv[2]))

@@ -18,6 +18,7 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
 
     torch.manual_seed(0)
+    torch.set_num_threads(1)
     model = Scorer()
     options = poptorch.Options().showCompilationProgressBar(False)
     if arguments.cache:

@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--target", required=True)
     parser.add_argument("--rows", type=int, required=True)
     arguments = parser.parse_args()
+    torch.set_num_threads(1)
     # Blocks that go back to the system when they are freed: else the peak is the allocator's.
     for parameter in (TRIM_THRESHOLD, MMAP_THRESHOLD):
         assert ctypes.CDLL(None).mallopt(parameter, 65536) == 1

@@ -56,6 +56,7 @@ def refusal() -> str:
 
 
 def main(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
     plain, ours = Network(), Network()
     weights = trained(plain, DistributedDataParallel(plain), rank)

@@ -329,6 +329,7 @@ def found(case) -> dict[str, object]:
 
 
 def main(rank: int, folder: Path, names: list[str]) -> None:
+    torch.set_num_threads(1)
     limit = timedelta(seconds=60)
     dist.init_process_group("gloo", f"file://{folder}/store", limit, rank=rank, world_size=2)
     results = {name: found(CASES[name]) for name in names}

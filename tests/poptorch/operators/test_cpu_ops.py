@@ -216,6 +216,7 @@ PROGRAM = """
 import json, sys, torch, poptorch
 sys.path[:0] = sys.argv[2:]
 from helpers.wrapping import Calls, options
+torch.set_num_threads(1)
 
 def host(x):
     if x.max() > 5:
