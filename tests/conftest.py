@@ -85,8 +85,6 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ[start.ENVIRONMENT] = "wait"
     # The same holds for how fast programs run; tests of that bring a clock.
     os.environ[candidates.ENVIRONMENT] = candidates.RULES
-    # In programs that tests start, threads that wait for each other take cores from other tests.
-    os.environ["OMP_NUM_THREADS"] = "1"
     TakeOver.clock = staticmethod(lambda: 0.0)
     # Tracing sets this variable by itself; with a folder per run, runs cannot disturb each other.
     folder = tempfile.mkdtemp(prefix="abele-tests-")

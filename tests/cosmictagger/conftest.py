@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from matplotlib.figure import Figure
 
 from cosmictagger import launch
@@ -44,8 +45,13 @@ def quick_pictures(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def _interpreted(monkeypatch):
+def _quiet_and_interpreted(monkeypatch):
+    """No compiler, one thread, and no seeds or rank left over from another test's environment."""
     monkeypatch.setenv("ABELE_TARGET", "reference")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

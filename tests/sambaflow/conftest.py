@@ -1,6 +1,7 @@
 """Programs of these tests are interpreted: no compiler, bitwise equal to plain PyTorch."""
 
 import pytest
+import torch
 
 from sambaflow import samba
 
@@ -10,7 +11,11 @@ def _interpreted(monkeypatch, tmp_path):
     monkeypatch.setenv("ABELE_TARGET", "reference")
     monkeypatch.chdir(tmp_path)
     samba.session.graph = None
+    torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     yield
+    torch.set_num_threads(threads)
     samba.session.graph = None
 
 

@@ -40,6 +40,7 @@ def test_a_pef_runs_in_another_process(monkeypatch, tmp_path):
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")]),
         "CXX": "/no/compiler/there",
+        "OMP_NUM_THREADS": "1",
     }
     command = [python(), "-W", "error", "-c", PROGRAM, pef, "weights.pt"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

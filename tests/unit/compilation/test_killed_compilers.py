@@ -40,7 +40,7 @@ def test_kills_at_any_time_of_a_real_compile(tmp_path):
     usable("cpu")
     (tmp_path / "temporary").mkdir()
     told = {"ABELE_TARGET": "cpu", "ABELE_START": "tiered", "TMPDIR": str(tmp_path / "temporary")}
-    environment = {**os.environ, **told, "PYTHONPATH": PATHS}
+    environment = {**os.environ, **told, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "cache")]
     for tenths in range(20, 100, 8):
         with subprocess.Popen([*command, "1000000"], env=environment) as running:
