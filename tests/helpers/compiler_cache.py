@@ -111,8 +111,10 @@ def _key(version: str, arguments: list[str]) -> str:
 
 def _folders(arguments: list[str]) -> list[Path]:
     """Folders in which the compiler looks for the files that sources include."""
-    named = [word for before, word in itertools.pairwise(arguments) if before == "-iquote"]
-    return [Path(each) for each in named + [word[2:] for word in arguments if word[:2] == "-I"]]
+    pairs = itertools.pairwise(arguments)
+    named = [word for before, word in pairs if before in ("-iquote", "-I")]
+    joined = [word[2:] for word in arguments if word.startswith("-I") and word != "-I"]
+    return [Path(each) for each in named + joined]
 
 
 def _contents(source: Path, folders: list[Path]) -> dict[Path, bytes]:

@@ -48,7 +48,7 @@ def test_the_same_source_is_compiled_once(compile_file, calls, again, count):
     assert len(calls.read_text().splitlines()) == count
 
 
-@pytest.mark.parametrize("options", [["-I{}"], ["-iquote", "{}"], []])
+@pytest.mark.parametrize("options", [["-I{}"], ["-I", "{}"], ["-iquote", "{}"], []])
 def test_a_changed_header_is_another_output(options, compile_file, calls, tmp_path):
     """Included by another one, which lies in a folder of the command or beside the source."""
     folder = tmp_path / ("headers" if options else "one")
