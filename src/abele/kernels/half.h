@@ -132,26 +132,5 @@ inline void round_all<Half>(const float* from, Index count, float* to) {
   for (; i < count; ++i) to[i] = Half::rounded(from[i]);
 }
 #endif
-#if defined(__AVX512BF16__) && defined(__AVX512F__)
-template <>
-inline void narrow<Bfloat>(const float* from, Index count, void* to) {
-  uint16_t* values = static_cast<uint16_t*>(to);
-  const __m512i sign_off = _mm512_set1_epi32(0x7fffffff), one = _mm512_set1_epi32(1);
-  const __m512i subnormal = _mm512_set1_epi32(0x007fffff);
-  Index i = 0;
-  for (; i + 16 <= count; i += 16) {
-    const __m512 sixteen = _mm512_loadu_ps(from + i);
-    const __m512i size = _mm512_and_si512(_mm512_castps_si512(sixteen), sign_off);
-    if (_mm512_cmplt_epu32_mask(_mm512_sub_epi32(size, one), subnormal)) {
-      // The instruction would give zeros.
-      for (Index k = i; k < i + 16; ++k) values[k] = Bfloat(from[k]).bits;
-      continue;
-    }
-    const __m256bh rounded = _mm512_cvtneps_pbh(sixteen);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(values + i), (__m256i)rounded);
-  }
-  for (; i < count; ++i) values[i] = Bfloat(from[i]).bits;
-}
-#endif
 
 }  // namespace abele
