@@ -31,7 +31,7 @@ from abele.step.config import MatmulPrecision, StepConfig
 from abele.targets.base import Run
 from abele.warn import warn_user
 
-_CONFIG = StepConfig(training=False)
+_CONFIG = StepConfig(training=False, adopts=True)
 _HOST = torch.device("cpu")
 
 

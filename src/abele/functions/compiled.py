@@ -100,7 +100,9 @@ class CompiledCall:
     ) -> tuple[Session, BuildRecord]:
         captured = self.captured
         config = StepConfig(
-            training=captured.program.name == "step", matmul_precision=MatmulPrecision.of_torch()
+            training=captured.program.name == "step",
+            adopts=True,
+            matmul_precision=MatmulPrecision.of_torch(),
         )
         used = [*self._tensors, *(item.value for item in self._arguments.named)]
         devices = {tensor.device for tensor in used} or {torch.device("cpu")}
@@ -130,7 +132,6 @@ class CompiledCall:
             by_role[Role.OPTIMIZER_STATE],
             hyper,
             loss=self._loss() if config.training else None,
-            adopts=True,
         )
         return session, record
 

@@ -28,12 +28,10 @@ class DeviceState:
         hyper: initial values of variable hyper-parameters by slot name.
         collective: the processes that share each update, ``config.processes`` of them. Weights and
             optimizer state become those of process 0 where they differ, with a warning.
-        adopts: parameters and buffers on the device are used as they are, and written in place.
 
     Attributes:
         device: where it lives.
         config: as given.
-        adopts: as given.
         params: by name; of groups, one per group.
         buffers: by name, for each replica.
         optimizer_state: by slot name, of trained parameters only.
@@ -56,14 +54,13 @@ class DeviceState:
         optimizer_state: Mapping[str, torch.Tensor],
         hyper: Mapping[str, float],
         collective: Collective | None,
-        *,
-        adopts: bool = False,
     ):
-        self.device, self.config, self.adopts = device, config, adopts
+        self.device, self.config = device, config
         self._groups = config.replica_groups
         copied = replica_groups.split(params, self._groups)
-        self.params = self._moved(copied, copy=not adopts)
-        self.buffers = [self._moved(buffers, copy=not adopts) for _ in range(config.replicas)]
+        copies = not config.adopts
+        self.params = self._moved(copied, copy=copies)
+        self.buffers = [self._moved(buffers, copy=copies) for _ in range(config.replicas)]
         used = self._slots(programs, Role.OPTIMIZER_STATE)
         state = replica_groups.split_state(optimizer_state, self._groups)
         self._updated = {

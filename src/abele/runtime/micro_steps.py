@@ -155,7 +155,8 @@ class Sequential:
         self._together = 1
         # Built once; a step only fills in the batch.
         self._arguments = [state.arguments(model, r) for r in range(state.config.replicas)]
-        states = [compiled.run if state.adopts else compiled.with_state(a) for a in self._arguments]
+        adopts = state.config.adopts
+        states = [compiled.run if adopts else compiled.with_state(a) for a in self._arguments]
         self._programs = [trapping(model, run) for run in states]
         self._inputs = [i for i, slot in enumerate(model.inputs) if slot.role is Role.INPUT]
         self._bound = compiled.bound(self._arguments[0], self._inputs) if repeats else None

@@ -41,7 +41,6 @@ class Session(DeviceState):
         plan: how micro-steps run; one after the other by default.
         observers: observers of its calls; see ``add_observer``.
         loss: which output is the loss that is trained; None if none is.
-        adopts: parameters and buffers are the caller's own tensors; see ``DeviceState``.
 
     Attributes:
         executable: the running executable, which compiled programs may replace.
@@ -67,7 +66,6 @@ class Session(DeviceState):
         plan: Plan | None = None,
         observers: Sequence[Observer] = (),
         loss: int | None = None,
-        adopts: bool = False,
     ):
         batching.check_output_period(config)
         self._is_sequential = plan is None
@@ -82,7 +80,6 @@ class Session(DeviceState):
             optimizer_state or {},
             hyper or {},
             collective,
-            adopts=adopts,
         )
         self.executable, self.loss = executable, loss
         self.calls, self.losses, self._due = 0, Losses(), 1

@@ -76,6 +76,8 @@ class StepConfig:
         input_group_type: assignment of replicas to these groups.
         replica_groups: parameters that have one value per group of replicas, by name.
         matmul_precision: type of factors in float32 GEMMs; sums are float32.
+        adopts: parameters and buffers are the caller's own tensors, used as they are and written in
+            place. The caller may write them between calls, unseen, so a run packs its constants.
         broadcast_buffers: replicas may not write to their buffers; the front-end checks it.
         device_iterations: updates (training) or batches (inference) in one call.
         output_mode: which micro-batches' outputs are returned.
@@ -94,6 +96,7 @@ class StepConfig:
     matmul_precision: MatmulPrecision = dataclasses.field(
         default=MatmulPrecision.HIGHEST, metadata=_COMPILE
     )
+    adopts: bool = dataclasses.field(default=False, metadata=_COMPILE)
     broadcast_buffers: bool = dataclasses.field(default=True, metadata=_RUN)
     input_group_size: int = dataclasses.field(default=1, metadata=_RUN)
     input_group_type: GroupType = dataclasses.field(default=GroupType.CONSECUTIVE, metadata=_RUN)

@@ -237,6 +237,7 @@ def test_short_runs_are_timed_without_packing(monkeypatch):
     monkeypatch.setattr(compiled, "with_state", lambda arguments: taking(1e-4))
     assert compiling.seconds(compiled, []) == pytest.approx(1e-4)
     assert now == pytest.approx(1e-3 + 1e-4 + compiling._SHORT_S, abs=1e-4)
+    assert compiling.seconds(compiled, [], adopts=True) == pytest.approx(1e-3)
     compiled.run = taking(1.0)
     assert compiling.seconds(compiled, []) == pytest.approx(1.0)
 

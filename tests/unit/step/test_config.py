@@ -18,6 +18,7 @@ CHANGED = {
     "stochastic_rounding": True,
     "trap_exceptions": True,
     "matmul_precision": MatmulPrecision.MEDIUM,
+    "adopts": True,
     "broadcast_buffers": False,
     "device_iterations": 2,
     "output_mode": OutputMode.ALL,
