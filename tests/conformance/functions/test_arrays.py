@@ -201,26 +201,22 @@ def test_arrays_that_torch_does_not_take_fail_as_in_plain_pytorch(name):
     compiles(programs=1)(build)()
 
 
+def write_one_and_read_another(a, b):
+    x, y = torch.from_numpy(a), torch.from_numpy(b)
+    x.add_(1)
+    return y * 2
+
+
 @stays_eager(match="shares its memory")
 def test_a_written_array_that_overlaps_another_one(wrap):
-    @wrap
-    def step(a, b):
-        x, y = torch.from_numpy(a), torch.from_numpy(b)
-        x.add_(1)
-        return y * 2
-
+    step = wrap(write_one_and_read_another)
     array = np.arange(8.0)
     return lambda i: step(array[:5], array[3:]), lambda: array
 
 
 @stays_eager(match="shares its memory", programs=1)
 def test_a_written_array_whose_copy_is_an_input(wrap):
-    @wrap
-    def step(a, b):
-        x, y = torch.from_numpy(a), torch.from_numpy(b)
-        x.add_(1)
-        return y * 2
-
+    step = wrap(write_one_and_read_another)
     array = np.arange(8.0)
     return lambda i: step(array[:4], array[::2] if i > 2 else np.ones(8)[::2]), lambda: array
 

@@ -253,6 +253,20 @@ class WithBiases(Interpreter):
     passes = (computed_in_float32, biases_in_products)
 
 
+def assert_as_accurate(model, data, target):
+    """Steps of SGD are as near to float64's as plain PyTorch's in bfloat16 are."""
+
+    def eagerly(dtype):
+        other = copy.deepcopy(model).to(dtype)
+        optimizer = torch.optim.SGD(other.parameters(), lr=0.5)
+        return run_eagerly(other, optimizer, [(each.to(dtype),) for (each,) in data])
+
+    exact, plain = eagerly(torch.float64), eagerly(torch.bfloat16)
+    rule = rule_for(model, "sgd", lr=0.5, momentum=0.0)
+    ours = run(started(model, data[0], rule, target=target)[0], data)
+    assert distance(ours, exact) <= 1.05 * distance(plain, exact) + 1e-4
+
+
 class OfLinears(Reference):
     lowerings = (WithBiases(),)
 
@@ -267,16 +281,7 @@ def test_onednn_adds_the_biases_of_bfloat16_layers(monkeypatch):
     assert types_of(before, aten.addmm.default) == {torch.bfloat16}
     assert not types_of(after, aten.addmm.default)
     assert biases_in_products(after) is after
-
-    def eagerly(dtype):
-        other = copy.deepcopy(model).to(dtype)
-        optimizer = torch.optim.SGD(other.parameters(), lr=0.5)
-        return run_eagerly(other, optimizer, [(each.to(dtype),) for (each,) in data])
-
-    exact, plain = eagerly(torch.float64), eagerly(torch.bfloat16)
-    rule = rule_for(model, "sgd", lr=0.5, momentum=0.0)
-    ours = run(started(model, data[0], rule, target=OfLinears())[0], data)
-    assert distance(ours, exact) <= 1.05 * distance(plain, exact) + 1e-4
+    assert_as_accurate(model, data, OfLinears())
 
 
 class Patches(nn.Module):
@@ -310,16 +315,7 @@ def test_patches_of_images_are_rows_of_products(bias, layout, monkeypatch):
     after = patches_as_products(step(model, data[0])).verify()
     assert not types_of(after, aten.convolution.default, aten.convolution_backward.default)
     assert types_of(after, aten.mm.default, aten.addmm.default) == {torch.bfloat16}
-
-    def eagerly(dtype):
-        other = copy.deepcopy(model).to(dtype)
-        optimizer = torch.optim.SGD(other.parameters(), lr=0.5)
-        return run_eagerly(other, optimizer, [(each.to(dtype),) for (each,) in data])
-
-    exact, plain = eagerly(torch.float64), eagerly(torch.bfloat16)
-    rule = rule_for(model, "sgd", lr=0.5, momentum=0.0)
-    ours = run(started(model, data[0], rule, target=OfPatches())[0], data)
-    assert distance(ours, exact) <= 1.05 * distance(plain, exact) + 1e-4
+    assert_as_accurate(model, data, OfPatches())
 
 
 @pytest.mark.parametrize(
