@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from abele.ops.half_products import is_bfloat16_product
-from abele.passes._edit import editable, finished
+from abele.passes._edit import editable, finished, inserted
 from abele.program import Program, is_getitem, node_argument
 from abele.program.aliasing import erase_dead_nodes, stays_in_program
 from abele.trace.fake_results import stated_results
@@ -152,30 +152,30 @@ def _of_patches(node: _Node, patches: dict[Any, _Node]) -> None:
     x, weight, bias, *_ = node.args
     images, outputs, *edges = map(int, node.meta["val"].shape)
     rows = _patches(node, x, weight, patches)
-    matrix = _new(node, aten.view.default, weight, [outputs, -1])
-    turned = _new(node, aten.t.default, matrix)
+    matrix = inserted(node, aten.view.default, weight, [outputs, -1])
+    turned = inserted(node, aten.t.default, matrix)
     factors = rows, turned
     result = (
-        _new(node, aten.mm.default, *factors)
+        inserted(node, aten.mm.default, *factors)
         if bias is None
-        else _new(node, aten.addmm.default, bias, *factors)
+        else inserted(node, aten.addmm.default, bias, *factors)
     )
-    last = _new(node, aten.view.default, result, [images, *edges, outputs])
-    node.replace_all_uses_with(_new(node, aten.permute.default, last, [0, 3, 1, 2]))
+    last = inserted(node, aten.view.default, result, [images, *edges, outputs])
+    node.replace_all_uses_with(inserted(node, aten.permute.default, last, [0, 3, 1, 2]))
 
 
 def _of_patches_backward(node: _Node, patches: dict[Any, _Node]) -> None:
     grad, x, weight, *_ = node.args
     shape = [int(size) for size in weight.meta["val"].shape]  # type: ignore[union-attr]
     rows = _patches(node, x, weight, patches)
-    last = _new(node, aten.permute.default, grad, [0, 2, 3, 1])
-    columns = _new(node, aten.view.default, _copied(node, last), [-1, shape[0]])
+    last = inserted(node, aten.permute.default, grad, [0, 2, 3, 1])
+    columns = inserted(node, aten.view.default, _copied(node, last), [-1, shape[0]])
     for user in list(node.users):
         if user.args[1] == 1:
-            product = _new(node, aten.mm.default, _new(node, aten.t.default, columns), rows)
-            user.replace_all_uses_with(_new(node, aten.view.default, product, shape))
+            product = inserted(node, aten.mm.default, inserted(node, aten.t.default, columns), rows)
+            user.replace_all_uses_with(inserted(node, aten.view.default, product, shape))
         elif user.args[1] == 2:
-            user.replace_all_uses_with(_new(node, aten.sum.dim_IntList, columns, [0]))
+            user.replace_all_uses_with(inserted(node, aten.sum.dim_IntList, columns, [0]))
 
 
 def _patches(node: _Node, x: Any, weight: Any, known: dict[Any, _Node]) -> _Node:
@@ -186,10 +186,10 @@ def _patches(node: _Node, x: Any, weight: Any, known: dict[Any, _Node]) -> _Node
     key = x, high, wide
     if key not in known:
         parts = [images, channels, height // high, high, width // wide, wide]
-        cut = _new(node, aten.view.default, _copied(node, x), parts)
-        order = _new(node, aten.permute.default, cut, [0, 2, 4, 1, 3, 5])
+        cut = inserted(node, aten.view.default, _copied(node, x), parts)
+        order = inserted(node, aten.permute.default, cut, [0, 2, 4, 1, 3, 5])
         sizes = [parts[0] * parts[2] * parts[4], channels * high * wide]
-        known[key] = _new(node, aten.view.default, _copied(node, order), sizes)
+        known[key] = inserted(node, aten.view.default, _copied(node, order), sizes)
     return known[key]
 
 
@@ -197,15 +197,4 @@ def _copied(node: _Node, value: Any) -> _Node:
     """Return a value or, if its elements are not in order, a contiguous copy."""
     if value.meta["val"].is_contiguous():
         return value
-    return _new(node, aten.clone.default, value, memory_format=torch.contiguous_format)
-
-
-def _new(like: _Node, target: Any, *arguments: Any, **options: Any) -> _Node:
-    """Insert a call before a node, with its source line and phase."""
-    with like.graph.inserting_before(like):
-        node = like.graph.call_function(target, arguments, options)
-    values = [each.meta["val"] if isinstance(each, _Node) else each for each in arguments]
-    first = next(value for value in values if isinstance(value, torch.Tensor))
-    with first.fake_mode:  # type: ignore[attr-defined]
-        node.meta = {**like.meta, "val": target(*values, **options)}
-    return node
+    return inserted(node, aten.clone.default, value, memory_format=torch.contiguous_format)
