@@ -233,6 +233,7 @@ OPTIONS: dict[str, Any] = {
     "stochastic_rounding": True,
     "trap_exceptions": True,
     "matmul_precision": MatmulPrecision.MEDIUM,
+    "adopts": True,
     "broadcast_buffers": False,
     "input_group_size": 2,
     "input_group_type": GroupType.ORTHOGONAL,
