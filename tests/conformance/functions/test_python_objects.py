@@ -1,5 +1,6 @@
 """What functions keep in classes, slots, functions and tensors, and read of these."""
 
+import queue
 import warnings
 
 import pytest
@@ -210,3 +211,17 @@ def test_attributes_of_the_function_itself(wrap):
 
     counted = wrap(counted)
     return lambda i: counted(*batch(i)), lambda: (task, counted.n)
+
+
+@stays_eager(match=r"changes objects of Python \(put\.results")
+def test_a_queue_that_a_helper_fills(wrap):
+    task, results = Task(), queue.Queue()
+
+    def put(loss):
+        results.put(loss.detach())
+
+    @wrap
+    def step(x, y):
+        put(task.update(task.loss(x, y)))
+
+    return lambda i: step(*batch(i)), lambda: (task, [*results.queue])
