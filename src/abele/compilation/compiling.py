@@ -319,8 +319,6 @@ def compile_programs(
     slow = target.why_slow()
     if slow is not None:
         _warn_slow(slow)
-    if clocked is None and parts["config"]["adopts"]:
-        clocked = functools.partial(seconds, adopts=True)
     lowered: list[Program] = []
     compiled: dict[str, Compiled] = {}
     chosen: dict[str, ChosenLowering] = {}
@@ -331,6 +329,8 @@ def compile_programs(
         if len(names) == 1:
             (way,) = ways
         else:
+            if clocked is None and parts["config"]["adopts"]:
+                clocked = functools.partial(seconds, adopts=True)
             way, chosen[program.name] = _fastest(ways, clocked)
             return_memory()
         lowered.append(way.program)
