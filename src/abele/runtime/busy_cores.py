@@ -12,8 +12,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
+import operator
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,12 +27,14 @@ from abele.kernels import threads
 _INTERVAL_NS = 500_000_000
 # Seconds that threads waited for a core in a second, from which on cores are busy.
 _BUSY = 0.15
-# Seconds that cores were idle in a second, from which on another thread finds one.
+# Seconds that cores were idle in a second of this process's work, from which on another thread
+# finds one. Other processes may use all cores between two calls of this one, and none meanwhile.
 _IDLE = 0.7
 _CORES = processor.cores()  # as OpenMP counts them, when it is loaded
 _TASKS = Path("/proc/self/task")
 _STATISTICS = Path("/proc/stat")
 _NEVER = 1 << 62
+_SHORT = 1e-3  # seconds that are not worth a thread
 
 
 class BusyCores:
@@ -42,7 +46,7 @@ class BusyCores:
 
     def __init__(self) -> None:
         self.due_ns = 0
-        self._before: tuple[int, float, float] | None = None
+        self._before: tuple[float, ...] | None = None
         self._limit = threads.ALL
         self._release: Callable[[], None] | None = None
         self._looking = threading.Lock()
@@ -61,21 +65,27 @@ class BusyCores:
         if waited is None or idle is None:  # not Linux: OpenMP is another one there, too
             self.due_ns = _NEVER
             return
-        before, self._before = self._before, (now_ns, waited, idle)
-        if before is None:
-            return
-        seconds = (now_ns - before[0]) / 1e9
-        self._follow((waited - before[1]) / seconds, (idle - before[2]) / seconds)
+        before, self._before = self._before, (now_ns / 1e9, waited, idle, time.process_time())
+        if before is not None:
+            self._follow(*map(operator.sub, self._before, before))
 
-    def _follow(self, waiting: float, idle: float) -> None:
-        """Change how many threads work, by how many waited and how many cores were idle."""
+    def _follow(self, seconds: float, waited: float, idle: float, worked: float) -> None:
+        """Change how many threads work.
+
+        Args:
+            seconds: since the last look.
+            waited: seconds that threads waited for a core meanwhile.
+            idle: seconds that cores were idle.
+            worked: seconds that threads had a core.
+        """
         all_threads, quota = torch.get_num_threads(), processor.quota()
         most = all_threads if quota is None else max(1, min(all_threads, math.ceil(quota)))
         now = min(self._limit, most)
+        waiting, idle_cores = waited / seconds, idle / min(seconds, worked / now + _SHORT)
         if waiting > _BUSY:
             now = max(1, now - max(1, round(waiting)))
-        elif idle > _IDLE:
-            now = min(most, now + round(idle))
+        elif idle_cores > _IDLE:
+            now = min(most, now + round(idle_cores))
         self._limit = now if now < all_threads else threads.ALL
         threads.limit(self._limit)
         if now < all_threads and self._release is None:

@@ -21,6 +21,8 @@ SECOND = 1_000_000_000
 def watch(monkeypatch):
     """A function that looks a second later, in which threads waited and cores were idle so long.
 
+    Threads worked all the time unless it is told otherwise.
+
     It returns how many of four threads work; with fewer than all, waiting ones sleep.
     """
     starts = []
@@ -32,10 +34,11 @@ def watch(monkeypatch):
     monkeypatch.setattr(busy_cores, "_sleeping_threads", start)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     threads.limit(threads.ALL)  # the watch of this process may have set another
-    made, total = BusyCores(), [5.0, 7.0, 9.0]
+    made, total = BusyCores(), [5.0, 7.0, 9.0, 3.0]
 
-    def look(waited, idle=0.0):
-        total[:] = total[0] + 1, total[1] + waited, total[2] + idle
+    def look(waited, idle=0.0, worked=4.0):
+        total[:] = total[0] + 1, total[1] + waited, total[2] + idle, total[3] + worked
+        monkeypatch.setattr(time, "process_time", lambda: total[3])
         monkeypatch.setattr(busy_cores, "_waited_s", lambda: total[1])
         monkeypatch.setattr(busy_cores, "_idle_s", lambda: total[2])
         made.look(int(total[0] * SECOND))
@@ -52,6 +55,13 @@ def watch(monkeypatch):
 def test_fewer_threads_work_while_they_wait_for_cores(watch):
     looks = ((0.1, 0), (0.3, 0), (1.6, 0), (0.9, 0), (0.1, 0.5), (0.1, 1.2), (0.0, 2.4))
     assert [watch(*each) for each in looks] == [4, 3, 1, 1, 1, 2, 4]
+
+
+def test_cores_that_were_idle_while_this_process_worked_get_threads(watch):
+    assert watch(3.0) == 1
+    assert watch(0.0, idle=0.4, worked=0.6) == 1  # one of them, two thirds of the time
+    assert watch(0.0, idle=0.5, worked=0.5) == 2
+    assert watch(0.0, idle=0.0, worked=0.0) == 2
 
 
 def test_waiting_threads_are_stopped_although_a_core_was_idle(watch):
