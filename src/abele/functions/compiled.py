@@ -77,6 +77,7 @@ class CompiledCall:
         self._trained = list(map(_requires_grad, self._others))
         gradients = captured.gradients
         self._absent, self._given = gradients.absent, captured.given
+        self._returns_leaf = self._is_leaf_alone()
         self._layouts = [_layout(get()) for get in self._given]
         self._read = captured.read
         kept = [s for s in captured.stored if not issubclass(type(s.before), Unread)]
@@ -134,6 +135,14 @@ class CompiledCall:
             loss=self._loss() if config.training else None,
         )
         return session, record
+
+    def _is_leaf_alone(self) -> bool:
+        """Return whether a call does nothing in Python but return a leaf."""
+        leaves = self.captured.leaves
+        if len(leaves) != 1 or self._host is not None:
+            return False
+        result, *others = _torch.unflatten(leaves, self.captured.structure)
+        return result is leaves[0] and not any(others)
 
     def _loss(self) -> int | None:
         """Return the index of the first number that the call computes; None if it has none."""
@@ -261,6 +270,8 @@ class CompiledCall:
         for item in captured.items:
             item.value = item.read(self._leaf(item.leaf, outputs))
         leaves = [self._leaf(each, outputs) for each in captured.leaves]
+        if self._returns_leaf:
+            return leaves[0]
         result, events, stored, schedules, _ = _torch.unflatten(leaves, captured.structure)
         for each, value in zip(captured.stored, stored, strict=True):
             each.store(value)
