@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
+import functools
 import importlib.util
 import sys
 import tempfile
@@ -30,7 +31,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "examples")]
 
 from benchmarks.models import gpt, vit  # noqa: E402 - they import each other by this name
 
-import poptorch  # noqa: E402 - after the path above, so that a checkout needs no installation
+import abele  # noqa: E402 - after the path above, so that a checkout needs no installation
+import poptorch  # noqa: E402
 from garment_model import GarmentNet  # noqa: E402
 
 # Of the largest score; plain PyTorch's own error is a hundredth of it.
@@ -88,9 +90,11 @@ def ways(
     model: nn.Module, wrapped: Callable[..., Any], x: torch.Tensor, threads: int
 ) -> dict[str, Callable[[], Any]]:
     """Return a call of each way that is installed."""
+    decorated = torch.no_grad()(abele.compile(lambda x: model(x), start="wait"))
     made: dict[str, Callable[[], Any]] = {
         "eager": torch.inference_mode()(lambda: model(x)),
         "abele": lambda: wrapped(x),
+        "abele.compile": functools.partial(decorated, x),
     }
     installed = [name for name in ("onnxruntime", "openvino") if importlib.util.find_spec(name)]
     with tempfile.TemporaryDirectory() as folder:

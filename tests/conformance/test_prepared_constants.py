@@ -17,7 +17,12 @@ from abele.targets.cpu.emitted.lowering import Emitted, planned_code
 from abele.targets.cpu.emitted.run import Runner
 from abele.targets.translation.operations import Foreign
 from helpers import runs
+from helpers.changes import CHANGES
 
+FRONTS = {
+    "abele.compile": lambda model: abele.compile(lambda x: model(x)),
+    "torch.compile": lambda model: torch.compile(model, backend="abele", options={"start": "wait"}),
+}
 pytestmark = [
     pytest.mark.compiler,
     pytest.mark.skipif(
@@ -99,7 +104,7 @@ def preparations(monkeypatch):
     made, compute = [], Runner._compute
 
     def noted(self, threads, first):
-        if self._once and not first:
+        if self.prepares and not first:
             made.append(self)
         compute(self, threads, first)
 
@@ -210,13 +215,34 @@ def test_a_wrapper_sends_changed_weights():
             several.copyWeightsToDevice()
 
 
-def test_tensors_of_the_user_are_read_in_each_call():
+@pytest.mark.parametrize("foreign", [False, True])
+@pytest.mark.parametrize("front", ["abele.compile", "torch.compile"])
+def test_weights_of_the_user_are_prepared_when_their_contents_change(monkeypatch, front, foreign):
+    made = preparations(monkeypatch)
+    torch.manual_seed(0)
+    model, x = Layers(20, 24, 12, foreign=foreign).eval(), torch.randn(40, 20)
+    function = torch.no_grad()(FRONTS[front](model))
+    for change in CHANGES.values():
+        for _ in range(3):
+            value = function(x)
+        before = len(made)
+        assert torch.equal(function(x), value)
+        assert len(made) == before > 0
+        for layer in model.layers:
+            change(layer.weight)
+            with torch.no_grad():
+                torch.testing.assert_close(function(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_weights_of_the_user_that_few_rows_use_are_read_in_each_call(monkeypatch):
+    made = preparations(monkeypatch)
     model, x = Layers(20, 24, 12).eval(), torch.randn(9, 20)
-    function = abele.compile(torch.no_grad()(lambda x: model(x)))
-    for _ in range(4):
-        model.layers[0].weight.data.mul_(-1.25)  # no version of a tensor changes by this
+    function = torch.no_grad()(abele.compile(lambda x: model(x)))
+    for change in CHANGES.values():
+        change(model.layers[0].weight)
         with torch.no_grad():
             torch.testing.assert_close(function(x), model(x), rtol=1e-4, atol=1e-5)
+    assert not made
 
 
 def test_programs_from_a_cache_give_the_same_bits(tmp_path):

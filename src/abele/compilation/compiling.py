@@ -78,12 +78,17 @@ class Way:
 def seconds(compiled: Compiled, inputs: list[torch.Tensor], *, adopts: bool = False) -> float:
     """Return the wall time of a run of a compiled program, in seconds: of short ones, the median.
 
-    Short runs pack their constants once, as sessions do, unless state is adopted.
+    Short runs pack their constants once, as sessions do.
+
+    Args:
+        compiled: the program.
+        inputs: one tensor for each slot.
+        adopts: see ``StepConfig``.
     """
     once = _seconds(compiled.run, inputs)
     if once > _SHORT_S:
         return once
-    run = compiled.run if adopts else compiled.with_state(inputs)
+    run = compiled.with_state(inputs, adopted=adopts)
     _seconds(run, inputs)
     times = [_seconds(run, inputs)]
     while sum(times) < _SHORT_S:

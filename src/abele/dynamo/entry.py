@@ -14,6 +14,7 @@ from abele._torch import aot
 from abele.compilation.build import FallbackWarning
 from abele.compilation.cache import ExecutableCache
 from abele.compilation.start import Start
+from abele.dynamo.programs import Phase
 from abele.dynamo.running import Graph, Settings
 from abele.errors import CaptureError, TargetError
 from abele.trace.decompositions import PORTABLE_OPERATORS, bernoulli_in_memory_order
@@ -73,23 +74,23 @@ def _compiled(
     """Differentiate a graph ahead of time, and compile its forward and backward graphs."""
     static = set[str]()
 
-    def forward(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> aot.Boxed:
-        del inputs
-        positions = aot.static_inputs()
-        placeholders = graph.graph.find_nodes(op="placeholder")
-        static.update(node.name for i, node in enumerate(placeholders) if i in positions)
-        return aot.boxed(Graph(graph, "forward", static, settings))
+    def compiler(phase: Phase) -> Callable[[torch.fx.GraphModule, Sequence[Any]], aot.Boxed]:
+        def compiled(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> aot.Boxed:
+            del inputs
+            if phase != "backward":
+                positions = aot.static_inputs()
+                placeholders = graph.graph.find_nodes(op="placeholder")
+                static.update(node.name for i, node in enumerate(placeholders) if i in positions)
+            return aot.boxed(Graph(graph, phase, static, settings))
 
-    def backward(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> aot.Boxed:
-        del inputs
-        return aot.boxed(Graph(graph, "backward", static, settings))
+        return compiled
 
     return aot.differentiated(
         graph,
         examples,
-        forward=forward,
-        backward=backward,
-        inference=forward,
+        forward=compiler("forward"),
+        backward=compiler("backward"),
+        inference=compiler("inference"),
         decompositions=_DECOMPOSITIONS,
     )
 

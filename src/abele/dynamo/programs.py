@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -37,6 +37,10 @@ aten = torch.ops.aten
 Node = torch.fx.Node
 
 
+#: Part of a step that a graph computes; ``inference`` is a forward without a backward.
+Phase = Literal["forward", "backward", "inference"]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Split:
     """A graph of ahead-of-time autograd as a program and a function of views.
@@ -56,12 +60,14 @@ class Split:
     sources: tuple[tuple[bool, int], ...]
 
 
-def split(graph: torch.fx.GraphModule, phase: str, static: Collection[str] = frozenset()) -> Split:
+def split(
+    graph: torch.fx.GraphModule, phase: Phase, static: Collection[str] = frozenset()
+) -> Split:
     """Split a graph into a program and a function of views.
 
     Args:
         graph: functional except for ``copy_`` into its inputs; it is not changed.
-        phase: ``forward`` or ``backward``, part of the program's name.
+        phase: part of the program's name.
         static: names of the placeholders that are parameters or buffers of the user's.
 
     Raises:
@@ -74,7 +80,7 @@ def split(graph: torch.fx.GraphModule, phase: str, static: Collection[str] = fro
     returned: Any = output_node(root).args[0]
     rest = _Views(returned if is_sequence(returned) else (returned,), positions)
     output_node(root).args = (list(rest.results),)
-    _mark(root, phase)
+    _mark(root, "backward" if phase == "backward" else "forward")
     erase_dead_nodes(root)
     taken = [node for node in placeholders if isinstance(node.meta.get("val"), torch.Tensor)]
     for node in placeholders:
@@ -224,7 +230,7 @@ def _name(node: Node) -> str:
     return str(node.target)
 
 
-def _mark(root: torch.fx.GraphModule, phase: str) -> None:
+def _mark(root: torch.fx.GraphModule, phase: Phase) -> None:
     """Reduce the metadata of nodes to what programs have."""
     for node in root.graph.nodes:
         meta = {key: node.meta[key] for key in ("val", "stack_trace") if key in node.meta}

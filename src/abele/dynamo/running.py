@@ -21,7 +21,7 @@ from abele import _torch, questions
 from abele.compilation.build import BuildRecord, FallbackWarning, build
 from abele.compilation.executable import Announce, Executable, ExecutableSource
 from abele.compilation.start import Start
-from abele.dynamo.programs import Split, split
+from abele.dynamo.programs import Phase, Split, split
 from abele.errors import TargetError
 from abele.program import Program, Role, returned_nodes
 from abele.runtime.busy_cores import cores
@@ -55,7 +55,7 @@ class Graph:
 
     Args:
         graph: as torch gives it; it is not changed.
-        phase: ``forward`` or ``backward``.
+        phase: what it computes.
         static: names of the placeholders that are parameters or buffers.
         settings: of the compiled function.
 
@@ -68,7 +68,7 @@ class Graph:
     def __init__(
         self,
         graph: torch.fx.GraphModule,
-        phase: str,
+        phase: Phase,
         static: Collection[str],
         settings: Settings,
     ):
@@ -200,7 +200,8 @@ class _Calls(DeviceState):
 
     def _use(self, executable: Executable) -> None:
         """Run an executable's program from the next call on."""
-        run, trusted = executable.compiled[self._name].run, executable.lowering(self._name).trusted
+        run = executable.compiled[self._name].with_state((), adopted=True)
+        trusted = executable.lowering(self._name).trusted
         self._run = run if trusted else functools.partial(self._looked_at, run)
 
     def _looked_at(self, run: Run, arguments: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -34,6 +34,11 @@ enum { ABELE_OK = 0, ABELE_NO_MEMORY = 1, ABELE_NO_CODE = 2 };
 // busy; at least 1.
 ABELE_API int abele_threads(int64_t floats, int64_t multiply_adds, int available);
 
+// Writes a checksum of `count` pieces of memory in their order, of `bytes[i]` bytes each. It is the
+// same for any number of threads; that of other contents is the same with a probability of 2^-64.
+ABELE_API int abele_checksum(const void* const* memory, const int64_t* bytes, int64_t count,
+                             int64_t* sum, int threads);
+
 // -- convolution, without groups and dilation --------------------------------------------------
 
 typedef struct AbeleConv {

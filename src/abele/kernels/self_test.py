@@ -40,6 +40,7 @@ _SIGNS = {
     "pools": "abele_max_pool",
     "upsampling": "abele_upsample",
     "norms": "abele_norm_apply",
+    "checksums": "abele_checksum",
     "adam": "abele_adam",
     "sgd": "abele_sgd",
 }

@@ -39,6 +39,7 @@ KERNELS = {
     "conv.cpp": 0.4,
     "updates.cpp": 0.7,
     "calls.cpp": 0.4,
+    "checksum.cpp": 0.4,
 }
 #: Sources of each kind of kernels, with the sources of all functions that they call.
 KINDS = {
@@ -59,6 +60,7 @@ KINDS = {
     "clamped": ("conv_clamped.cpp", "product.cpp", "calls.cpp"),
     "upsampling": ("upsample.cpp", "calls.cpp"),
     "norms": ("norm_activation.cpp", "calls.cpp"),
+    "checksums": ("checksum.cpp",),
     "adam": ("updates.cpp",),
     "sgd": ("updates.cpp",),
 }

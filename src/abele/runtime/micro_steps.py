@@ -156,10 +156,11 @@ class Sequential:
         # Built once; a step only fills in the batch.
         self._arguments = [state.arguments(model, r) for r in range(state.config.replicas)]
         adopts = state.config.adopts
-        states = [compiled.run if adopts else compiled.with_state(a) for a in self._arguments]
+        states = [compiled.with_state(each, adopted=adopts) for each in self._arguments]
         self._programs = [trapping(model, run) for run in states]
         self._inputs = [i for i, slot in enumerate(model.inputs) if slot.role is Role.INPUT]
-        self._bound = compiled.bound(self._arguments[0], self._inputs) if repeats else None
+        binds = repeats and not (adopts and compiled.prepares)
+        self._bound = compiled.bound(self._arguments[0], self._inputs) if binds else None
         self.replays = self._bound is not None and compiled.replays
         self._waits = self._repeated is not None and compiled.replays
         self._mark = clock(state.device)

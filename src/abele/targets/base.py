@@ -127,11 +127,12 @@ class Compiled:
         run: the callable.
         payload: contents of the executable for this program; empty if the target stores none.
         plan: the call plan as text, for ``Lowering.load_planned``, or None.
+        prepares: ``with_state`` saves work between calls.
         replays: callables of ``bound`` accept host tensors and wait for the device; from the second
             call on, their results are host tensors, too.
     """
 
-    replays = False
+    prepares, replays = False, False
 
     def __init__(self, run: Run, payload: bytes = b"", plan: str | None = None):
         self.run = run
@@ -155,14 +156,15 @@ class Compiled:
         """Return a callable that runs several micro-batches in one call; None if unsupported."""
         return None
 
-    def with_state(self, arguments: Sequence[torch.Tensor]) -> Run:
+    def with_state(self, arguments: Sequence[torch.Tensor], *, adopted: bool = False) -> Run:
         """Return ``run`` for calls that pass the same state, which may save work between them.
 
         Args:
-            arguments: one tensor for each slot; those of inputs are ignored. Only tensor operations
-                write the others, so that their versions tell whether they have changed.
+            arguments: one tensor for each slot; those of inputs are ignored.
+            adopted: the state is the caller's own and may be written unseen; else only tensor
+                operations write it, so that its versions tell whether it has changed.
         """
-        del arguments
+        del arguments, adopted
         return self.run
 
     def bound(self, arguments: Sequence[torch.Tensor], batch: Sequence[int]) -> OfBatch | None:

@@ -238,6 +238,7 @@ class Checked(Compiled):
 
         super().__init__(run, compiled.payload, compiled.plan)
         self._compiled, self._check, self._of_batch = compiled, check, of_batch
+        self.prepares = compiled.prepares
 
     def kernel_problem(self, *, noted: bool) -> str | None:
         """Return the self-test failure of the library kernels behind the index check."""
@@ -248,9 +249,9 @@ class Checked(Compiled):
         check, repeated = self._of_batch, self._compiled.repeated()
         return None if check is None or repeated is None else _each_checked(check, repeated)
 
-    def with_state(self, arguments: Sequence[torch.Tensor]) -> Run:
+    def with_state(self, arguments: Sequence[torch.Tensor], *, adopted: bool = False) -> Run:
         """Return the checked program for calls that pass the same state."""
-        check, run = self._check, self._compiled.with_state(arguments)
+        check, run = self._check, self._compiled.with_state(arguments, adopted=adopted)
 
         def checked(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
             check(inputs)

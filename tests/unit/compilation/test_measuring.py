@@ -234,7 +234,9 @@ def test_short_runs_are_timed_without_packing(monkeypatch):
 
     monkeypatch.setattr(compiling, "time", SimpleNamespace(perf_counter=lambda: now))
     compiled = Compiled(taking(1e-3))
-    monkeypatch.setattr(compiled, "with_state", lambda arguments: taking(1e-4))
+    monkeypatch.setattr(
+        compiled, "with_state", lambda arguments, adopted: taking(1e-3 if adopted else 1e-4)
+    )
     assert compiling.seconds(compiled, []) == pytest.approx(1e-4)
     assert now == pytest.approx(1e-3 + 1e-4 + compiling._SHORT_S, abs=1e-4)
     assert compiling.seconds(compiled, [], adopts=True) == pytest.approx(1e-3)

@@ -54,7 +54,7 @@ def test_twenty_steps_are_bitwise_those_of_plain_pytorch(kind):
     else:
         assert torch.equal(found[0], expected)
         assert all(map(torch.equal, plain.state_dict().values(), other.state_dict().values()))
-    assert {graph.phase for graph in built} == {"forward", "backward"}
+    assert {graph.phase for graph in built} == {"forward", "backward", "inference"}
     assert {graph.refused for graph in built} == {None}
     assert {graph.record and graph.record.target for graph in built} == {"reference"}
 
@@ -75,7 +75,7 @@ def test_each_shape_gets_a_program():
     assert all(map(torch.equal, found, [x.sin() * x.shape[0] for x in values]))
     assert len(built) == 4
     programs = [graph.record.lowerings.keys() for graph in built if graph.record]
-    assert programs == [{"forward_graph"}] * 4
+    assert programs == [{"inference_graph"}] * 4
 
 
 def test_a_function_asked_for_all_shapes_gets_a_program_for_each():
@@ -193,7 +193,7 @@ def _types(x):
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (_complex, r"forward graph .* operator by operator, .*complex \(aten._fft_r2c.default\)"),
+        (_complex, r"inference graph .* operator by operator, .*complex \(aten._fft_r2c.default\)"),
         (_types, r"aten.view.dtype reads a tensor as one of another type"),
     ],
 )

@@ -11,4 +11,9 @@ from abele.kernels.cases import images, matrices, rows
 from abele.kernels.cases.case import Table
 
 #: Test tables by kind of ``sources.KINDS``, then by function.
-TABLES: dict[str, dict[str, Table]] = {**matrices.TABLES, "rows": rows.TABLES, **images.TABLES}
+TABLES: dict[str, dict[str, Table]] = {
+    **matrices.TABLES,
+    "rows": rows.TABLES,
+    "checksums": rows.CHECKSUMS,
+    **images.TABLES,
+}

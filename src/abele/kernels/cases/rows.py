@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +30,8 @@ from abele.kernels.cases.case import (
 
 # Large, so that rows of few elements are no sums of rounding errors.
 _EPS, _MOMENTUM = 0.25, 0.3
+# Of ``checksum.cpp``: words of 64 bits, lanes that sum them, and what their keys grow by.
+_ALL, _HALF, _LANES, _ODD = 2**64 - 1, 2**32 - 1, 16, 0x9E3779B97F4A7C15
 
 
 def _statistics(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -219,6 +222,41 @@ def _embeddings(library: ctypes.CDLL) -> Iterator[Case]:
         yield Case({"count": count, "width": width}, result, [exact])
 
 
+def _mixed(x: int) -> int:
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _ALL
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & _ALL
+    return x ^ x >> 31
+
+
+def _checksum_of_part(content: bytes, seed: int) -> int:
+    keys, sums = [_mixed(seed + _ODD * i & _ALL) for i in range(_LANES)], [0] * _LANES
+    for index, (word,) in enumerate(struct.iter_unpack("<Q", content)):
+        turn, lane = divmod(index, _LANES)
+        keyed = word ^ (keys[lane] + turn * _ODD & _ALL)
+        sums[lane] += (keyed & _HALF) * (keyed >> 32) + (word >> 32) + ((word & _HALF) << 32)
+    return functools.reduce(lambda sum, each: _mixed(sum + _ODD + each & _ALL), sums, seed)
+
+
+def _checksums(library: ctypes.CDLL) -> Iterator[Case]:
+    for index, sizes in enumerate(((1,), (7, 256), (300, 255, 0, 4111), (65536 + 517, 9))):
+        pieces = [
+            integers(256, size, seed=index).to(torch.uint8).numpy().tobytes() for size in sizes
+        ]
+        parts = [p[at : at + 65536] for p in pieces for at in range(0, len(p), 65536)]
+        padded = [part + bytes(-len(part) % (8 * _LANES)) for part in parts]
+        exact = sum(_checksum_of_part(part, seed) for seed, part in enumerate(padded)) & _ALL
+        result, count = ctypes.c_uint64(), len(sizes)
+        memory = (ctypes.c_char_p * count)(*pieces)
+        given = memory, (ctypes.c_int64 * count)(*sizes), count, ctypes.byref(result)
+        call(library.abele_checksum, *given, threads_of(index))
+        found, wanted = ([n >> 16 * i & 0xFFFF for i in range(4)] for n in (result.value, exact))
+        wide = torch.tensor(wanted, dtype=torch.float64, device="cpu")
+        yield Case(
+            {"bytes": sizes}, [torch.tensor(found, dtype=torch.float32, device="cpu")], [wide]
+        )
+
+
+CHECKSUMS: dict[str, Table] = {"abele_checksum": _checksums}
 TABLES: dict[str, Table] = {
     "abele_layer_norm": _layer_norms,
     "abele_layer_norm_backward": _layer_norms_backward,

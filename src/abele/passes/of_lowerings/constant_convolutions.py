@@ -20,6 +20,10 @@ from abele.passes.of_lowerings.normalisation import results_of
 from abele.program import Program, Role
 from abele.program.aliasing import erase_dead_nodes, stays_in_program
 
+# On an AMD EPYC of family 26, a checksum of a small classifier's weights takes as long as their
+# products with one row. That of ResNet-18's takes a sixth of a call, which is a third shorter.
+_WORTH_LOOKING = 32
+
 aten = torch.ops.aten
 
 _Node = torch.fx.Node
@@ -41,12 +45,41 @@ def constant_convolutions(program: Program) -> Program:
 
 
 def has_constants(program: Program) -> bool:
-    """Return whether a program's parameters and buffers change only between its calls.
+    """Return whether a program should keep what it computes of parameters and buffers alone.
 
-    Only inference of wrapped models has this name: its state is the session's own, so that every
-    write is seen. Users' own tensors can be written through ``.data``, which leaves no trace.
+    They change only between calls in inference: of wrapped models, which have tensors of their own,
+    and of functions and graphs of ``torch.compile``, whose tensors are the user's. Finding changes
+    of these takes a pass over their memory in each call (``targets.cpu.changes``), which is worth
+    it where a call uses each weight often.
     """
-    return program.name == "forward" and not any(slot.mutated for slot in program.inputs)
+    if any(slot.mutated for slot in program.inputs):
+        return False
+    of_user = program.name in ("call", "inference_graph")
+    return program.name == "forward" or (of_user and _uses(program) >= _WORTH_LOOKING)
+
+
+def _uses(program: Program) -> float:
+    """Return how many rows or pixels a program multiplies by its weights, on average."""
+    fixed, elements, rows = set[_Node](), dict[_Node, int](), 0
+    for node, slot in zip(program.placeholders(), program.inputs, strict=True):
+        if slot.role in (Role.PARAMETER, Role.BUFFER):
+            fixed.add(node)
+    for node in program.graph.graph.nodes:
+        values = {each: each.meta.get("val") for each in node.all_input_nodes}
+        weights = [each for each in values if each in fixed]
+        given = [v for each, v in values.items() if each not in fixed and _is_multiplied(v)]
+        if weights and len(weights) == len(values) and node.op == "call_function":
+            fixed.add(node)
+        elif given:
+            most = max(v.numel() // max(1, v.shape[1 if v.dim() == 4 else -1]) for v in given)
+            used = {each: values[each].numel() for each in weights if _is_multiplied(values[each])}
+            elements |= used
+            rows += most * sum(used.values())
+    return rows / max(1, sum(elements.values()))
+
+
+def _is_multiplied(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() > 1
 
 
 def _suits(node: _Node, constants: set[_Node]) -> bool:

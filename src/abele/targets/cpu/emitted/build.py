@@ -35,6 +35,7 @@ _CALLS = {
     "abele::at_most": "rows",
     "abele_channel_": "rows",
     "abele_threads": "threads",
+    "abele_checksum": "checksums",
 }
 # Parts of operator names, one of which a program has that calls a kernel of a kind.
 _OF_OPERATORS = {

@@ -18,7 +18,7 @@ from abele.targets.cpu.emitted.source import Segment
 from abele.targets.translation.operations import Foreign, constants_of, places_changed
 from abele.targets.translation.places import Buffer, Kind, Place
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ class _Writer:
 
     def part(self, part: Segment | Foreign) -> dict[str, Any]:
         if isinstance(part, Segment):
-            return {"name": part.name, "calls": part.calls, "once": part.once}
+            return {"name": part.name, "calls": part.calls, "constants": part.constants}
         if not _torch.is_operator(part.target):
             raise SerializationError(f"{part.target!r} has no name.")
         return {
@@ -164,7 +164,8 @@ def _read(data: dict[str, Any]) -> Calling | None:
 
 def _part(data: dict[str, Any], place: Any) -> Segment | Foreign:
     if "name" in data:
-        return Segment(data["name"], data["calls"], data["once"])
+        constants = data["constants"]
+        return Segment(data["name"], data["calls"], constants and tuple(constants))
     target = _torch.find_operator(data["operator"])
     if target is None:
         raise SerializationError(f"torch does not know {data['operator']!r} here")

@@ -280,16 +280,17 @@ def _runnable(program: Program, calling: Calling, payload: bytes) -> Compiled:
 class _Emitted(Compiled):
     def __init__(self, runner: Runner, library: ctypes.CDLL, payload: bytes, plan: str | None):
         super().__init__(runner.run, payload, plan)
-        self._runner, self._library = runner, library
+        self._runner, self._library, self.prepares = runner, library, runner.prepares
 
     def kernel_problem(self, *, noted: bool) -> str | None:
         """Run the self-test of the library kernels linked to the code."""
         return kernel_problem(self._library, noted=noted)
 
-    def with_state(self, arguments: Sequence[torch.Tensor]) -> Run:
+    def with_state(self, arguments: Sequence[torch.Tensor], *, adopted: bool = False) -> Run:
         """Return a callable that prepares constants once, until they change."""
         del arguments  # each call has them
-        return self._runner.with_constants()
+        sums = adopted and self.prepares
+        return self._runner.with_constants(self._library.abele_checksum if sums else None)
 
     def repeated(self) -> Repeated | None:
         """Return a callable that runs many micro-batches; None with ATen calls."""

@@ -15,6 +15,7 @@ import torch
 from abele.arena import Arena
 from abele.program import Program, Role
 from abele.targets.base import OfBatch, Run
+from abele.targets.cpu.changes import Changes, Checksum
 from abele.targets.cpu.emitted.calling import Calling
 from abele.targets.cpu.emitted.memory import allocated
 from abele.targets.cpu.emitted.prepared import constant_slots
@@ -42,13 +43,14 @@ class Runner:
     Attributes:
         repeats: whether ``repeated`` and ``bound`` are supported: without ATen calls, and with all
             results in output buffers.
+        prepares: its first part runs when constants have changed, see ``prepared``.
     """
 
     def __init__(self, program: Program, calling: Calling, library: ctypes.CDLL):
         self._lock = threading.Lock()  # a program has one arena
         self._constants = constants_of(program, calling.constants)
         self._arena = allocated(calling.size)
-        self._offsets = calling.offsets
+        self._offsets, self._freed = calling.offsets, calling.freed
         self._entries = {buffer: entry for entry, buffer in enumerate(calling.table)}
         self._table = (ctypes.c_void_p * (1 + len(calling.table)))()
         for buffer, entry in self._entries.items():
@@ -57,15 +59,15 @@ class Runner:
         self._memory: dict[Buffer, torch.Tensor] = {}
         self._last: Any = None  # of the segments: its function and arguments
         self._parts = [self._part(each, library) for each in calling.parts]
-        # The first part runs when constants have changed, if there are any; see ``prepared``.
-        self._once = sum(isinstance(each, Segment) and each.once for each in calling.parts)
-        self._constant_slots = constant_slots(program) if self._once else []
-        self._prepared_for: object = None  # whose constants; see ``with_constants``
+        (first,) = calling.parts[:1] or (None,)
+        self._read_once = first.constants if isinstance(first, Segment) else None
+        self.prepares = self._read_once is not None
+        self._constant_slots = constant_slots(program) if self.prepares else []
+        self._prepared_for: Changes | None = None  # whose constants; see ``with_constants``
         foreign = [each for each in calling.parts if isinstance(each, Foreign)]
         self._alone = not foreign
         # What torch makes has its places while nothing but it and the code between runs.
         self._places = Arena(calling.places) if foreign else None
-        self._freed = calling.freed
         self._inputs = calling.inputs
         self._shown = {place.buffer for each in foreign for place in (*each.reads, *each.writes)}
         # These are looked at in every call: they are others each time, or torch reads them.
@@ -114,25 +116,22 @@ class Runner:
         with self._lock:
             return self._run_and_forget(inputs)
 
-    def with_constants(self) -> Run:
-        """Return ``run`` for calls whose constants change by tensor operations alone.
+    def with_constants(self, checksum: Checksum | None) -> Run:
+        """Return ``run`` for calls that prepare constants when these have changed.
 
-        What is computed of constants is computed again when their versions have changed.
+        Args:
+            checksum: see ``Changes``.
         """
-        if not self._once:
+        if self._read_once is None:
             return self.run
-        take = operator.itemgetter(*self._constant_slots, -1)  # a tuple, also of one
-        mark, known = object(), list[Any]()
+        changes = Changes(self._read_once, checksum)
 
         def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-            constants = take(inputs)[:-1]
-            state = [*map(_address, constants), *map(_version, constants)]
             with self._lock:
-                same = self._prepared_for is mark and known[0] == state
-                if same and all(map(operator.is_, constants, known[1])):
-                    return self._run_and_forget(inputs, self._once)
+                if not changes.found(inputs) and self._prepared_for is changes:
+                    return self._run_and_forget(inputs, 1)
                 results = self._run_and_forget(inputs)
-                known[:], self._prepared_for = (state, constants), mark
+                self._prepared_for = changes
                 return results
 
         return run
@@ -310,7 +309,7 @@ class Runner:
     def _prepare(self) -> None:
         """Compute what following parts read of constants."""
         self._prepared_for = None
-        for part in self._parts[: self._once]:
+        for part in self._parts[: int(self.prepares)]:
             part(torch.get_num_threads())
 
     def _with(self, inputs: list[torch.Tensor], batch: _Batch) -> list[torch.Tensor]:
@@ -375,7 +374,7 @@ class Runner:
         if not self._is_bindable or self._constant_slots not in ([], positions):
             return None
         # Constants stay where they are, and have other versions once they are written.
-        state, look = [arguments[i] for i in positions], _version if self._once else _address
+        state, look = [arguments[i] for i in positions], _version if self.prepares else _address
         alive, known = [each.untyped_storage() for each in state], list[int]()
         mark = object()  # the runner knows the state by it, and does not keep it alive
         lock, table, threads = self._lock, self._table, torch.get_num_threads
@@ -386,7 +385,7 @@ class Runner:
         def first(rows: Sequence[torch.Tensor], _: object = alive) -> list[torch.Tensor]:
             now = [*map(look, state)]
             results = self._looked_at_all(arguments, batch, rows)
-            known[:] = now if self._once else map(look, state)
+            known[:] = now if self.prepares else map(look, state)
             if all(self._inputs[i].stride_is(arguments[i].stride()) for i in positions):
                 self._state = mark
             return results

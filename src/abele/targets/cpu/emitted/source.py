@@ -11,6 +11,7 @@ from abele.targets.cpu.emitted import headers
 from abele.targets.cpu.emitted.calls import products
 from abele.targets.cpu.emitted.channel_blocking import ChannelBlocks
 from abele.targets.cpu.emitted.gemm_epilogues import GemmWithEpilogue
+from abele.targets.cpu.emitted.memory import used_by
 from abele.targets.translation import loops
 from abele.targets.translation.groups import Unit
 from abele.targets.translation.operations import Call, ChannelCall, Foreign
@@ -40,6 +41,8 @@ _REPEAT = f"""extern "C" {_VISIBLE} int {REPEAT}(
   return abele::repeat(SEGMENT, arena, table, threads, times, changing, entries, addresses,
                        moments);
 }}"""
+# Programs that prepare constants have this kernel, for ``Changes``.
+_CHECKSUM = "static auto* const checksum [[maybe_unused]] = &abele_checksum;"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,12 +52,13 @@ class Segment:
     Attributes:
         name: of the function.
         calls: number of units.
-        once: it computes what following segments read of constants, and runs when these change.
+        constants: positions of the inputs of which it computes what following segments read: it
+            runs when these have changed. None for a segment that runs in each call.
     """
 
     name: str
     calls: int
-    once: bool = False
+    constants: tuple[int, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +101,11 @@ def write(
     return _Writer(offsets, kept, clocked, subnormals).source(once, units)
 
 
+def _inputs_of(units: Sequence[Unit]) -> tuple[int, ...]:
+    read = {buffer for unit in units for buffer in used_by(unit)}
+    return tuple(sorted(buffer.index for buffer in read if buffer.kind is Kind.INPUT))
+
+
 class _Writer:
     def __init__(
         self,
@@ -117,16 +126,18 @@ class _Writer:
         bodies: list[str] = []
         lines: list[str] = []
 
-        def end_segment(*, once: bool = False) -> None:
+        def end_segment(constants: tuple[int, ...] | None = None) -> None:
             if lines:
                 name = f"abele_segment_{len(bodies)}"
                 timed = self._with_clocks(lines) if clocked else lines
                 bodies.append(_segment(name, self._first, timed))
-                parts.append(Segment(name, len(lines), once))
+                parts.append(Segment(name, len(lines), constants))
                 lines.clear()
 
         lines += map(self._line, once)
-        end_segment(once=True)
+        end_segment(_inputs_of(once))
+        if once:
+            bodies.append(_CHECKSUM)
         for unit in units:
             operation = unit.operations[0]
             if isinstance(operation, Foreign):
@@ -136,7 +147,7 @@ class _Writer:
                 lines.append(self._line(unit))
         end_segment()
         functions = [text.replace("NAME", name, 1) for text, name in self._names.items()]
-        each_time = [part for part in parts if not (isinstance(part, Segment) and part.once)]
+        each_time = [p for p in parts if isinstance(p, Foreign) or p.constants is None]
         if len(each_time) == 1 and isinstance(each_time[0], Segment) and not clocked:
             bodies.append(_REPEAT.replace("SEGMENT", each_time[0].name))
         includes = [f'#include "{name}"' for name in headers.NAMES]

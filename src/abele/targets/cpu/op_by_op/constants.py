@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-import operator
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,6 +22,7 @@ from abele.kernels.on_tensors import channels_last, dense
 from abele.ops import constant_convolution
 from abele.ops.constant_convolution import ACTIVATIONS, folded
 from abele.targets.base import Run
+from abele.targets.cpu.changes import Changes, Checksum
 from abele.targets.cpu.op_by_op.kernels import OwnKernel
 
 Tensor = torch.Tensor
@@ -154,28 +154,36 @@ class Holding:
     Args:
         run: takes the tensors of the slots.
         convolutions: of ``run``, with the slots of weight, bias and norm; None for no bias.
+        checksum: see ``Changes``.
     """
 
-    def __init__(self, run: Run, convolutions: Sequence[tuple[ConstantConvolution, Slots]]):
+    def __init__(
+        self,
+        run: Run,
+        convolutions: Sequence[tuple[ConstantConvolution, Slots]],
+        checksum: Checksum | None,
+    ):
         self._run, self._convolutions = run, convolutions
         indices = {i for _, slots in convolutions for i in _indices(slots)}
-        self._take = operator.itemgetter(*sorted(indices), -1)  # a tuple, also of one
-        self._known: tuple[Any, ...] = ()
-        self._state: list[Any] = []
+        self._changes = Changes(sorted(indices), checksum)
         self._lock = threading.Lock()
 
     def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
         """Run the program; see ``targets.base.Run``."""
-        constants = self._take(inputs)[:-1]
-        state = [(each.data_ptr(), each._version) for each in constants]
-        same = state == self._state and all(map(operator.is_, constants, self._known))
-        if not same:
-            with self._lock, torch.no_grad():
+        with self._lock:
+            if self._changes.found(inputs):
+                self._pack(inputs)
+        return self._run(inputs)
+
+    def _pack(self, inputs: Sequence[Tensor]) -> None:
+        try:
+            with torch.no_grad():
                 for convolution, (weight, bias, norm, eps) in self._convolutions:
                     of_bias = None if bias is None else inputs[bias]
                     convolution.hold(inputs[weight], of_bias, [inputs[i] for i in norm], eps)
-                self._known, self._state = constants, state
-        return self._run(inputs)
+        except BaseException:
+            self._changes.forget()
+            raise
 
 
 def _indices(slots: Slots) -> list[int]:

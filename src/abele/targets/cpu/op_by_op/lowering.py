@@ -123,7 +123,7 @@ class _OpByOp(Compiled):
         super().__init__(with_kernels(program, library, _arena(program)), payload)
         self._program, self._library, self._kinds = program, library, kinds
 
-    def with_state(self, arguments: Sequence[torch.Tensor]) -> Run:
+    def with_state(self, arguments: Sequence[torch.Tensor], *, adopted: bool = False) -> Run:
         """Return a callable that packs weights once, until they change."""
         del arguments  # each call has them
         nodes = [n for n in self._program.graph.graph.nodes if n.target is CONSTANT]
@@ -133,7 +133,8 @@ class _OpByOp(Compiled):
         run = with_kernels(self._program, self._library, _arena(self._program), held=held)
         positions = {node: index for index, node in enumerate(self._program.placeholders())}
         slots = [slots_of(node, positions) for node in nodes]
-        return Holding(run, list(zip(held, slots, strict=True)))
+        checksum = self._library.abele_checksum if adopted else None
+        return Holding(run, list(zip(held, slots, strict=True)), checksum)
 
     def kernel_problem(self, *, noted: bool) -> str | None:
         """Run the self-test of the library kernels that the program calls."""
