@@ -48,6 +48,7 @@ _TRIALS = 8
 _TURNS, _SLOWER = 5, 1.05
 # The magnitude of varied elements in copies of zeros.
 _SMALL = 1e-2
+_RESULT = "result "  # what names of results begin with
 _VARIED = (Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE, Role.ACCUMULATOR, Role.INPUT)
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -116,9 +117,13 @@ class Trial:
             )
         self._compared_s = took, takes
         errors = dict[str, float]()
-        problem = first_problem(expected, [], computed, errors=errors)
-        if problem is None:  # nobody has to know how far rounding moves them
+        problems = problems_of(expected, [], computed, errors=errors)
+        if not problems:  # nobody has to know how far rounding moves them
             return _agreement(errors, "tolerance")
+        # What agrees is not kept: further runs take memory for the whole state again.
+        self._expected = None
+        del copies
+        expected, computed = ({n: each[n] for n in problems} for each in (expected, computed))
         return self._compare_rounding(interpreted, expected, computed, errors)
 
     def clock(self, interpreted: Executable, compiled: Executable) -> None:
@@ -133,26 +138,27 @@ class Trial:
         computed: _Values,
         errors: dict[str, float],
     ) -> Comparison:
-        """Compare results again with a tolerance for differences that rounding explains."""
+        """Compare results that differ again, with a tolerance for what rounding explains."""
         # Code for GPUs rounds each result, as torch does.
         widened = self._state.device.type == "cpu" and any(map(has_16_bits, interpreted.programs))
         arguments = interpreted, expected, computed, errors
-        problem, moved = self._judged_by_rounding(*arguments, trials=1 if widened else _TRIALS)
-        if problem is not None and widened:  # a run in float32 takes more memory than one trial
+        problems, moved = self._judged_by_rounding(*arguments, trials=1 if widened else _TRIALS)
+        if problems and widened:  # a run in float32 takes more memory than one trial
             if self._judged_by_float32(interpreted, computed, errors):
                 return _agreement(errors, "float32")
-            problem, moved = self._judged_by_rounding(*arguments)
-        if problem is None:
+            problems, moved = self._judged_by_rounding(*arguments)
+        if not problems:
             return _agreement(errors, "rounded weights")
         exact = self.exact(interpreted)
         if exact is not None:
-            problem = first_problem(expected, moved, computed, exact, errors=errors)
-            if problem is None:
+            expected = {name: expected[name] for name in problems}
+            problems = problems_of(expected, moved, computed, exact, errors=errors)
+            if not problems:
                 return _agreement(errors, "float64")
         # Alive, or code that leaves a result unwritten could find nearly right values in their
         # memory at the next attempt.
         self._nearly_right = moved
-        return Comparison(problem=problem)
+        return Comparison(problem=_first(problems))
 
     def _judged_by_rounding(
         self,
@@ -163,23 +169,28 @@ class Trial:
         call: _Call | None = None,
         least: float = 0.0,
         trials: int = _TRIALS,
-    ) -> tuple[str | None, list[_Values]]:
+    ) -> tuple[dict[str, str], list[_Values]]:
         """Compare with runs of differently rounded weights, until one of them explains all.
 
         Returns:
-            The first tensor that differs too much, None if all agree, and the results of the runs.
+            The tensors that differ too much, in words, and of each run the results and those of
+            them that it was compared for.
         """
-        moved, problem = list[_Values](), None
+        moved, problems = list[_Values](), dict[str, str]()
         for trial in range(trials):
             try:
                 copies = _Copies(trial, vary=self._vary)
-                moved.append(self._run(interpreted, copies, call)[0])
+                values = self._run(interpreted, copies, call)[0]
+                kept = [n for n in values if n in expected or n.startswith(_RESULT)]
+                moved.append({name: values[name] for name in kept})
+                del copies, values
             except Exception:  # noqa: BLE001 - the weights are not the user's, so neither is this
                 moved.append(expected)
-            problem = first_problem(expected, moved, computed, errors=errors, least=least)
-            if problem is None:
+            problems = problems_of(expected, moved, computed, errors=errors, least=least)
+            if not problems:
                 break
-        return problem, moved
+            expected = {name: expected[name] for name in problems}
+        return problems, moved
 
     def _judged_by_float32(
         self, interpreted: Executable, computed: _Values, errors: dict[str, float]
@@ -194,15 +205,19 @@ class Trial:
             return runs[program.name](arguments)
 
         try:
-            expected = self._run(interpreted, _Copies(vary=self._vary), call)[0]
+            values = self._run(interpreted, _Copies(vary=self._vary), call)[0]
         except Exception:  # noqa: BLE001 - float32 is nothing that the user asked for
             return False
+        expected = {name: values.pop(name) for name in computed}
+        values.clear()
         values = (value.dtype for program in interpreted.programs for value in values_of(program))
         least = max(map(verdict.tolerance, values))
-        if first_problem(expected, [], computed, errors=errors, least=least) is None:
+        problems = problems_of(expected, [], computed, errors=errors, least=least)
+        if not problems:
             return True
+        expected = {name: expected[name] for name in problems}
         arguments = interpreted, expected, computed, errors, call, least
-        return self._judged_by_rounding(*arguments)[0] is None
+        return not self._judged_by_rounding(*arguments)[0]
 
     def _expectation(self, interpreted: Executable) -> tuple[_Values, float]:
         """Run interpreted programs once; return the cached results and their run time."""
@@ -301,7 +316,7 @@ class Trial:
             outputs = call(program, arguments)
             took += clock() - began
             for slot, value in zip(program.outputs, outputs, strict=True):
-                values[f"result {slot.name!r} of {program.name!r}"] = passed[slot.name] = value
+                values[f"{_RESULT}{slot.name!r} of {program.name!r}"] = passed[slot.name] = value
             for slot, value in written:
                 values[f"{slot.role.value.replace('_', ' ')} {slot.name!r}"] = value
         return values, took
@@ -398,7 +413,7 @@ def _agreement(errors: Mapping[str, float], judged_by: str) -> Comparison:
     return Comparison(problem=None, compared=compared, errors=largest, judged_by=judged_by)
 
 
-def first_problem(
+def problems_of(
     expected: _Values,
     moved: Sequence[_Values],
     computed: _Values,
@@ -406,17 +421,18 @@ def first_problem(
     *,
     errors: dict[str, float] | None = None,
     least: float = 0.0,
-) -> str | None:
-    """Return the first tensor with too large an error, as text; None if all agree.
+) -> dict[str, str]:
+    """Return what is wrong with each tensor that has too large an error, by name.
 
     Args:
         expected: results of interpreted programs.
         moved: results with differently rounded weights, one or several times.
-        computed: results of compiled programs.
+        computed: results of compiled programs, as all others at least of those names.
         exact: results of interpreted programs in float64.
         errors: receives the error of each tensor that agrees, relative to its norm.
         least: smallest tolerance, of 16-bit programs, whose results in float32 are as exact.
     """
+    problems = dict[str, str]()
     for name, value in expected.items():
         truth = None if exact is None else exact[name]
         others = [each[name] for each in moved]
@@ -424,8 +440,12 @@ def first_problem(
         if errors is not None:
             errors[name] = error
         if problem is not None:
-            return f"{name} {problem}"
-    return None
+            problems[name] = f"{name} {problem}"
+    return problems
+
+
+def _first(problems: Mapping[str, str]) -> str:
+    return next(iter(problems.values()))
 
 
 def _difference(

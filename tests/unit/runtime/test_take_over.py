@@ -157,7 +157,7 @@ def test_the_clock_does_not_decide_where_the_update_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "moment", ["abele.runtime.agreement.first_problem", "abele.runtime.session.sequential"]
+    "moment", ["abele.runtime.agreement.problems_of", "abele.runtime.session.sequential"]
 )
 def test_a_call_that_is_interrupted_as_they_take_over_is_no_update(moment, monkeypatch):
     session, script, compiled = case()
@@ -271,9 +271,9 @@ def test_a_parameter_without_a_true_gradient_does_not_prevent_a_take_over(kind):
 def test_a_number_of_nothing_but_rounding_may_move_as_far_as_it_ever_did():
     expected, computed = {"loss": torch.tensor(1e-4)}, {"loss": torch.tensor(1.001e-4)}
     stayed, went = {"loss": torch.tensor(1.00001e-4)}, {"loss": torch.tensor(1.0005e-4)}
-    problem = agreement.first_problem(expected, [stayed], computed)
-    assert problem == "loss differs by 1.0e-03 of its norm, 1e-05 are allowed"
-    assert agreement.first_problem(expected, [stayed, went], computed) is None
+    problems = agreement.problems_of(expected, [stayed], computed)
+    assert problems == {"loss": "loss differs by 1.0e-03 of its norm, 1e-05 are allowed"}
+    assert not agreement.problems_of(expected, [stayed, went], computed)
 
 
 FADED = 4 * 2.0**-149  # times 0.9 rounds to itself: where momentum of a zero gradient ends
@@ -282,7 +282,8 @@ FADED = 4 * 2.0**-149  # times 0.9 rounds to itself: where momentum of a zero gr
 def compared(expected, computed, dtype=torch.float32):
     """What is said of one tensor of equal numbers that no rounding of weights moves."""
     wanted, got = (torch.full((10,), each, dtype=dtype) for each in (expected, computed))
-    return agreement.first_problem({"momentum": wanted}, [{"momentum": wanted}], {"momentum": got})
+    same = {"momentum": wanted}
+    return agreement.problems_of(same, [same], {"momentum": got}).get("momentum")
 
 
 def test_momentum_that_has_faded_away_may_be_zero():
