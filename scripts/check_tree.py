@@ -18,7 +18,7 @@ UNCLEAR = re.compile(
 # Lines of Python and C++ per folder, in hundreds. They only go down: a commit that raises one says
 # which published program, test of the original or row of a benchmark needs it.
 BUDGETS = {
-    "src": 1157,
+    "src": 1162,
     "src/abele/_torch": 22,
     "src/abele/arena": 12,
     "src/abele/capture": 35,
@@ -28,7 +28,7 @@ BUDGETS = {
     "src/abele/dynamo": 7,
     "src/abele/fit": 15,
     "src/abele/functions": 65,
-    "src/abele/kernels": 132,
+    "src/abele/kernels": 135,
     "src/abele/ops": 22,
     "src/abele/passes": 34,
     "src/abele/pipeline": 12,
@@ -39,7 +39,7 @@ BUDGETS = {
     "src/abele/stage": 11,
     "src/abele/step": 16,
     "src/abele/storage": 12,
-    "src/abele/targets": 137,
+    "src/abele/targets": 138,
     "src/abele/trace": 34,
     "src/cosmictagger": 103,
     "src/gcipuinfo": 1,
@@ -48,7 +48,7 @@ BUDGETS = {
     "src/popdist": 31,
     "src/poptorch": 170,
     "src/sambaflow": 33,
-    "tests": 925,
+    "tests": 926,
     "tests/unit/port": 59,
     "benchmarks": 88,
 }

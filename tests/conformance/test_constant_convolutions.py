@@ -11,7 +11,9 @@ from torch.nn import functional
 import abele
 import poptorch
 from abele.compilation.cache import ExecutableCache
+from abele.kernels import on_tensors
 from abele.kernels.convolutions import WINOGRAD, kernel_of
+from abele.kernels.on_tensors import channels_last
 from abele.ops import constant_convolution
 from abele.targets.cpu.op_by_op import constants
 from helpers.changes import CHANGES
@@ -36,6 +38,7 @@ SHAPES = {
     "pointwise": (3, 40, 1, 1, 0, 1, 1, (13, 7)),
     "pointwise tail": (65, 33, 1, 2, 0, 1, 1, (9, 11)),
     "winograd": (33, 40, 3, 1, 1, 1, 1, (15, 10)),
+    "winograd, small tiles": (32, 16, 3, 1, 1, 1, 1, (5, 5)),
     "winograd, no padding": (32, 16, 3, 1, 0, 1, 1, (9, 12)),
     "depthwise": (24, 24, 3, 2, 1, 1, 24, (11, 9)),
     "groups": (12, 18, 3, 1, 1, 1, 3, (8, 8)),
@@ -111,6 +114,21 @@ def test_errors_are_those_of_plain_pytorch(name, activation):
             (value,) = session.step([x])
             own, others = ((each - exact).abs().max() / largest for each in (value, plain))
             assert own <= 4 * others + 1e-6
+
+
+@pytest.mark.parametrize("points", [16, 36])
+@pytest.mark.parametrize("edge", [7, 28])
+def test_both_forms_of_winograd_have_small_errors_and_the_same_bits(own, threads, points, edge):
+    torch.manual_seed(1)
+    x, weight = torch.randn(1, 256, edge, edge).relu_(), torch.randn(256, 256, 3, 3) / 48
+    sizes, x = (x.shape, (1, 1), (1, 1), 1.0, points), channels_last(x)
+    results = []
+    for count in (1, 2, 3):  # of the smaller image these share products
+        threads(count)
+        results.append(on_tensors.winograd(own, *sizes, weight, None)(x, None))
+    exact = functional.conv2d(x.double(), weight.double(), padding=1)
+    assert (results[0] - exact).abs().max() <= 1e-6 * exact.abs().max()
+    assert all(torch.equal(each, results[0]) for each in results)
 
 
 def test_not_a_number_stays_one():

@@ -90,14 +90,16 @@ ABELE_API int abele_winograd_backward(const AbeleConv* conv, const float* grad, 
                                       const float* weight, float* grad_x, float* grad_weight,
                                       float* grad_bias, int threads);
 
-// Forward in two steps, for weights that many calls read. `packed` has 16 * in_channels * out_channels
-// floats, out_channels rounded up to 16. With `adds`, y is added before the activation.
+// Forward in two steps, for weights that many calls read. `packed` has points * in_channels *
+// out_channels floats, out_channels rounded up to 16. Points are 16, or 36 of F(4x4, 3x3): 0.56 times the
+// products, and four times the rounding error, which is that of libraries' plain sums. With `adds`, y is
+// added before the activation.
 ABELE_API int abele_winograd_pack(const AbeleConv* conv, const float* weight, float* packed,
-                                  int threads);
+                                  int points, int threads);
 
 ABELE_API int abele_winograd_packed_forward(const AbeleConv* conv, const float* x,
                                             const float* packed, const float* bias, float* y,
-                                            int adds, int threads);
+                                            int adds, int points, int threads);
 
 // The first two for kernels of 1x1, as products of matrices. There is code for channels-last images, no
 // padding, results of two or more pixels, and a slope of 1.

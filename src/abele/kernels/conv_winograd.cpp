@@ -1,7 +1,7 @@
 // Convolutions of channels-last images with many channels and kernels of 3x3, by Winograd's way.
 //
-// Tiles of the images become 16 matrices of [tiles][channels], which are multiplied by those of the
-// weights; see winograd.h. Forward takes a block of tiles through all steps while it is in cache.
+// Tiles of the images become 16 or 36 matrices of [tiles][channels], which are multiplied by those of
+// the weights; see winograd.h. Forward takes a block of tiles through all steps while it is in cache.
 #include <algorithm>
 
 #include "channel_sums.h"
@@ -12,8 +12,11 @@
 namespace abele::winograd::ABELE_LENGTH {
 namespace {
 
-// Tiles that a thread takes through all steps at once.
+// Tiles of the small form that a thread takes through all steps at once.
 constexpr Index BLOCK = ABELE_WINOGRAD_BLOCK;
+// Threads with fewer tiles each share weights of so many floats: reading them would take longer than
+// multiplying.
+constexpr Index FEW_TILES = 32, MANY_WEIGHTS = 1 << 18;
 // Of the gradient of weights: floats of transformed tiles that stay in cache, tiles that they are
 // at least and at most, floats of all sums, and how many sums.
 constexpr Index CHUNK_FLOATS = ABELE_WINOGRAD_CHUNK_FLOATS;
@@ -43,24 +46,25 @@ struct Packing {
   }
 };
 
+template <class Form>
 Weights pack(const Packing& from, int threads, float* packed) {
   const Index in = from.in, out = from.out, segments = ceil_div(in, SEGMENT);
   for_each(registers(out) * segments, threads, [&](Index task) {
     const Index first_out = task / segments * LANES, first_in = task % segments * SEGMENT;
     const Index count = std::min(SEGMENT, in - first_in), panel = first_out / PANEL * PANEL;
     const Index columns = std::min(PANEL, padded(out) - panel);
-    Vec kernels[SEGMENT * TAPS], transformed[POINTS];
+    Vec kernels[SEGMENT * TAPS], transformed[Form::POINTS];
     from.kernels(first_out, first_in, count, kernels);
     for (Index i = 0; i < count; ++i) {
-      transform_kernel(kernels + i * TAPS, transformed);
+      transform_kernel<Form>(kernels + i * TAPS, transformed);
       float* to = packed + panel * in + (first_in + i) * columns + first_out - panel;
-      for (Index p = 0; p < POINTS; ++p) store(to + p * padded(out) * in, transformed[p]);
+      for (Index p = 0; p < Form::POINTS; ++p) store(to + p * padded(out) * in, transformed[p]);
     }
   });
   return {in, out, packed};
 }
 Weights pack(const Packing& from, int threads, Scratch& scratch) {
-  return pack(from, threads, scratch.take<float>(POINTS * padded(from.out) * from.in));
+  return pack<Small>(from, threads, scratch.take<float>(Small::POINTS * padded(from.out) * from.in));
 }
 
 // As many blocks as keep all threads busy for the same time.
@@ -68,45 +72,60 @@ Index blocks_of(Index tiles, Index most, int threads) {
   return std::min(ceil_div(ceil_div(tiles, most), threads) * threads, tiles);
 }
 
+template <class Form>
 void convolve(const Tiles& from, const Tiles& to, const float* x, const Weights& weights,
               const Finish& finish, float* y, int threads, Scratch& scratch) {
+  constexpr Index POINTS = Form::POINTS;
   if (to.count() == 0) return;
-  Index blocks = blocks_of(to.count(), BLOCK, threads);
+  Index blocks = blocks_of(to.count(), BLOCK * Small::POINTS / POINTS, threads);
   // Fewer tiles are summed in another order: bits would depend on the number of threads.
   if (is_shallow(weights)) blocks = std::min(blocks, std::max<Index>(to.count() / HIGH_ROWS, 1));
-  const Index most = ceil_div(to.count(), blocks);
+  if (to.count() < FEW_TILES * threads && POINTS * weights.in * weights.out >= MANY_WEIGHTS)
+    blocks = 1;
+  const Index most = ceil_div(to.count(), blocks), panels = ceil_div(padded(to.channels), PANEL);
   const Index inputs = POINTS * matrix_size(most, from.channels);
   const Index products = POINTS * matrix_size(most, to.channels);
-  float* memory = scratch.take<float>(threads * (inputs + products));
+  const Index rooms = blocks_per_thread(blocks, threads) ? threads : 1;
+  float* memory = scratch.take<float>(rooms * (inputs + products));
   const float* zeros = scratch.zeros<float>(padded(from.channels));
   float* nowhere = scratch.take<float>(threads * padded(to.channels));
-  on_threads(threads, [&](int thread, int size) {
-    float *mine = memory + thread * (inputs + products), *results = mine + inputs;
-    const Part own = part(blocks, size, thread);
-    for (Index block = own.begin; block < own.begin + own.size; ++block) {
+  with_teams(blocks, threads, [&](const Team& team, Index thread) {
+    float* mine = memory + (team.size == 1 ? thread % rooms : 0) * (inputs + products);
+    for (Index block = team.blocks.begin; block < team.end(); ++block) {
       const auto [first, count] = part(to.count(), blocks, block);
-      transform_inputs(from, x, zeros, first, count, matrix_size(count, from.channels), mine);
-      multiply(weights, mine, count, results);
-      write_tiles(to, results, matrix_size(count, to.channels), first, count, finish,
-                  nowhere + thread * padded(to.channels), y);
+      const Index matrix = matrix_size(count, from.channels);
+      const Index of_products = matrix_size(count, to.channels);
+      const auto [at, own] = part(count, team.size, team.rank);
+      transform_inputs<Form>(from, x, zeros, first + at, own, matrix,
+                             mine + at * pitch(from.channels));
+      team.wait();
+      team.share(POINTS * panels, [&, count = count](Index task) {
+        const Index p = task / panels;
+        multiply(weights, p, task % panels * PANEL, mine + p * matrix, count,
+                 mine + inputs + p * of_products);
+      });
+      team.wait();
+      write_tiles<Form>(to, mine + inputs + at * pitch(to.channels), of_products, first + at, own,
+                        finish, nowhere + thread * padded(to.channels), y);
+      team.wait();
     }
   });
 }
 
 // The tiles of a pass that reads images with `pad` rows and columns of zeros around.
-Tiles inputs_of(const Conv& conv, bool back) {
+Tiles inputs_of(const Conv& conv, bool back, Index edge = Small::EDGE) {
   const Index height = back ? conv.in_height : conv.out_height;
   const Index width = back ? conv.in_width : conv.out_width;
-  const Index rows = ceil_div(height, 2), cols = ceil_div(width, 2);
+  const Index rows = ceil_div(height, edge), cols = ceil_div(width, edge);
   if (back)
-    return {conv.images, conv.out_height, conv.out_width, conv.out_channels,
-            rows,        cols,            2 - conv.pad_height};
-  return {conv.images, conv.in_height, conv.in_width, conv.in_channels, rows, cols,
-          conv.pad_height};
+    return {conv.images, conv.out_height, conv.out_width,      conv.out_channels,
+            rows,        cols,            2 - conv.pad_height, edge};
+  return {conv.images, conv.in_height, conv.in_width,   conv.in_channels,
+          rows,        cols,           conv.pad_height, edge};
 }
-Tiles outputs_of(const Conv& conv, bool back) {
-  Tiles tiles = inputs_of(conv, !back);
-  tiles.rows = ceil_div(tiles.height, 2), tiles.cols = ceil_div(tiles.width, 2);
+Tiles outputs_of(const Conv& conv, bool back, Index edge = Small::EDGE) {
+  Tiles tiles = inputs_of(conv, !back, edge);
+  tiles.rows = ceil_div(tiles.height, edge), tiles.cols = ceil_div(tiles.width, edge);
   tiles.shift = 0;
   return tiles;
 }
@@ -115,6 +134,7 @@ Tiles outputs_of(const Conv& conv, bool back) {
 // own, so that threads need not wait for each other; chunks go through all steps while they are in
 // cache. Both follow from the sizes alone: any number of threads gives the same bits.
 struct Cuts {
+  static constexpr Index POINTS = Small::POINTS;
   Tiles inputs, grads;
   Index in, out, parts, chunk;
 
@@ -142,19 +162,19 @@ struct Cuts {
 void sum_tiles(const Cuts& cuts, const Team& team, Index first, Index end, const float* grad,
                const float* x, const float* zeros, float* room, float* sums) {
   const Index in = cuts.in, out = cuts.out, panels = ceil_div(padded(out), PANEL);
-  float *v = room, *w = room + POINTS * cuts.input_matrix();
+  float *v = room, *w = room + Cuts::POINTS * cuts.input_matrix();
   for (Index begin = first; begin < end; begin += cuts.chunk) {
     const Index size = std::min(cuts.chunk, end - begin);
     const Index pieces = team.size == 1 ? 1 : ceil_div(size, TILE_ROWS);
     team.share(pieces, [&](Index piece) {
       const auto [at, count] = part(size, pieces, piece);
-      transform_inputs(cuts.inputs, x, zeros, begin + at, count, cuts.input_matrix(),
+      transform_inputs<Small>(cuts.inputs, x, zeros, begin + at, count, cuts.input_matrix(),
                        v + at * pitch(in));
       transform_gradients(cuts.grads, grad, zeros, begin + at, count, cuts.grad_matrix(),
                           w + at * pitch(out));
     });
     team.wait();
-    team.share(POINTS * panels, [&](Index task) {
+    team.share(Cuts::POINTS * panels, [&](Index task) {
       const Index p = task / panels, column = task % panels * PANEL;
       const Index columns = std::min(PANEL, padded(out) - column);
       const MatrixTile tile = {size, v + p * cuts.input_matrix(), 1, pitch(in),
@@ -181,7 +201,7 @@ const float* summed_products(const Cuts& cuts, const float* grad, const float* x
       sum_tiles(cuts, team, first, first + count, grad, x, zeros, room, sums + i * size);
     }
   });
-  for_each(POINTS * cuts.in, threads, [&](Index row) {
+  for_each(Cuts::POINTS * cuts.in, threads, [&](Index row) {
     for (Index i = 1; i < parts; ++i) {
       const Index at = row * padded(cuts.out);
       for (Index o = at; o < at + padded(cuts.out); ++o) sums[o] += sums[i * size + o];
@@ -192,24 +212,27 @@ const float* summed_products(const Cuts& cuts, const float* grad, const float* x
 
 }  // namespace
 
-void pack_weights(const Conv& conv, const float* weight, float* packed, int threads) {
-  pack({weight, conv.in_channels, conv.out_channels, false}, threads, packed);
+void pack_weights(const Conv& conv, const float* weight, float* packed, int points, int threads) {
+  const auto run = points == Large::POINTS ? pack<Large> : pack<Small>;
+  run({weight, conv.in_channels, conv.out_channels, false}, threads, packed);
 }
 
 void forward(const Conv& conv, const float* x, const float* weight, const float* bias, float* y,
              int threads, Scratch& scratch) {
   const Weights weights = pack({weight, conv.in_channels, conv.out_channels, false}, threads,
                                scratch);
-  forward_packed(conv, x, weights.data, bias, y, false, threads, scratch);
+  forward_packed(conv, x, weights.data, bias, y, false, Small::POINTS, threads, scratch);
 }
 
 void forward_packed(const Conv& conv, const float* x, const float* packed, const float* bias,
-                    float* y, bool adds, int threads, Scratch& scratch) {
+                    float* y, bool adds, int points, int threads, Scratch& scratch) {
   const Weights weights = {conv.in_channels, conv.out_channels, packed};
   float* start = scratch.zeros<float>(padded(conv.out_channels));
   if (bias != nullptr) std::copy(bias, bias + conv.out_channels, start);
-  convolve(inputs_of(conv, false), outputs_of(conv, false), x, weights,
-           {start, static_cast<float>(conv.slope), adds}, y, threads, scratch);
+  const Index edge = points == Large::POINTS ? Large::EDGE : Small::EDGE;
+  const auto run = points == Large::POINTS ? convolve<Large> : convolve<Small>;
+  run(inputs_of(conv, false, edge), outputs_of(conv, false, edge), x, weights,
+      {start, static_cast<float>(conv.slope), adds}, y, threads, scratch);
 }
 
 void gradient_of_images(const Conv& conv, const float* grad, const float* weight, float* grad_x,
@@ -217,8 +240,8 @@ void gradient_of_images(const Conv& conv, const float* grad, const float* weight
   const Weights weights = pack({weight, conv.out_channels, conv.in_channels, true}, threads,
                                scratch);
   const float* start = scratch.zeros<float>(padded(conv.in_channels));
-  convolve(inputs_of(conv, true), outputs_of(conv, true), grad, weights, {start, 1.0f, false}, grad_x,
-           threads, scratch);
+  convolve<Small>(inputs_of(conv, true), outputs_of(conv, true), grad, weights,
+                  {start, 1.0f, false}, grad_x, threads, scratch);
 }
 
 void gradient_of_weight(const Conv& conv, const float* grad, const float* x, float* result,
@@ -229,10 +252,10 @@ void gradient_of_weight(const Conv& conv, const float* grad, const float* x, flo
   for_each(registers(out), threads, [&](Index block) {
     for (Index first = 0; first < in; first += SEGMENT) {
       const Index count = std::min(SEGMENT, in - first);
-      Vec products[POINTS], kernels[SEGMENT * TAPS];
+      Vec products[Cuts::POINTS], kernels[SEGMENT * TAPS];
       for (Index i = 0; i < count; ++i) {
         const float* from = sums + (first + i) * padded(out) + block * LANES;
-        for (int p = 0; p < POINTS; ++p) products[p] = load(from + p * matrix);
+        for (int p = 0; p < Cuts::POINTS; ++p) products[p] = load(from + p * matrix);
         transform_kernel_gradient(products, kernels + i * TAPS);
       }
       from_lanes(kernels, count * TAPS, result + (block * LANES * in + first) * TAPS, in * TAPS,
@@ -289,20 +312,23 @@ int abele_winograd_forward(const AbeleConv* description, const float* x, const f
 }
 
 int abele_winograd_pack(const AbeleConv* description, const float* weight, float* packed,
-                        int threads) {
+                        int points, int threads) {
   const Conv conv(*description);
   if (!has_code(conv)) return ABELE_NO_CODE;
-  choose(conv, [&](auto, auto, auto, auto pack, auto) { pack(conv, weight, packed, threads); });
+  choose(conv, [&](auto, auto, auto, auto pack, auto) {
+    pack(conv, weight, packed, points, threads);
+  });
   return ABELE_OK;
 }
 
 int abele_winograd_packed_forward(const AbeleConv* description, const float* x, const float* packed,
-                                  const float* bias, float* y, int adds, int threads) {
+                                  const float* bias, float* y, int adds, int points,
+                                  int threads) {
   const Conv conv(*description);
   if (!has_code(conv)) return ABELE_NO_CODE;
   return guarded([&](Scratch& scratch) {
     choose(conv, [&](auto, auto, auto, auto, auto forward) {
-      forward(conv, x, packed, bias, y, adds != 0, threads, scratch);
+      forward(conv, x, packed, bias, y, adds != 0, points, threads, scratch);
     });
   });
 }

@@ -78,9 +78,9 @@ def conv(
     return conv
 
 
-def packed_shape(kernel: Sequence[int]) -> tuple[int, ...]:
+def packed_shape(kernel: Sequence[int], points: int) -> tuple[int, ...]:
     """Return the shape of memory for the transformed weight ``[O, C, 3, 3]`` of Winograd."""
-    return 16, kernel[1], -(-kernel[0] // 16) * 16
+    return points, kernel[1], -(-kernel[0] // 16) * 16
 
 
 def winograd(
@@ -89,28 +89,30 @@ def winograd(
     stride: Sequence[int],
     padding: Sequence[int],
     slope: float,
+    points: int,
     weight: Tensor,
     bias: Tensor | None,
 ) -> Callable[[Tensor, Tensor | None], Tensor]:
     """Return a function that convolves NHWC images with one weight, which is transformed here.
 
     It takes the images and a tensor that is added before the activation and written over, or None.
+    ``points`` are those of a transformed tile, 16 or 36.
     """
     kernel = weight.shape
     described = ctypes.byref(describe(images, kernel, stride, padding, CHANNELS_LAST, slope))
     shape, packed = (
         result_shape(images, kernel, stride, padding),
-        weight.new_empty(packed_shape(kernel)),
+        weight.new_empty(packed_shape(kernel, points)),
     )
     worth = threads_worth(library, 0, math.prod(shape) * math.prod(kernel[1:]))
-    library.abele_winograd_pack(described, weight.data_ptr(), packed.data_ptr(), worth())
+    library.abele_winograd_pack(described, weight.data_ptr(), packed.data_ptr(), points, worth())
     run = library.abele_winograd_packed_forward
 
     def winograd(x: Tensor, added: Tensor | None) -> Tensor:
         y = torch.empty(shape, memory_format=CHANNELS_LAST) if added is None else added
         of_bias = None if bias is None else bias.data_ptr()
         pointers = x.data_ptr(), packed.data_ptr(), of_bias, y.data_ptr()
-        run(described, *pointers, int(added is not None), worth())
+        run(described, *pointers, int(added is not None), points, worth())
         return y
 
     return winograd

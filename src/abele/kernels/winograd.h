@@ -1,10 +1,12 @@
-// The transforms of Winograd's F(2x2, 3x3) (arXiv 1509.09308), a register of channels at a time.
+// The transforms of Winograd's F(2x2, 3x3) and F(4x4, 3x3) (arXiv 1509.09308), a register of channels at
+// a time.
 //
 // A tile is 4x4 inputs that give 2x2 outputs. With input, kernel and output as matrices d, g, y:
 //     y = A^T [(G g G^T) * (B^T d B)] A
 // has 16 products where the plain sum has 36. Gradients are the same sum read from the other side:
 //     dg = G^T [(A dy A^T) * (B^T d B)] G
-// Each transformed value is a matrix of its own: [16][tiles][channels].
+// Each transformed value is a matrix of its own: [16][tiles][channels]. A tile of 6x6 inputs gives 4x4
+// outputs and has 36 products for 144, with larger errors: only inference has these tiles.
 #pragma once
 
 #include "conv.h"
@@ -21,9 +23,10 @@ namespace abele::winograd {
                           int threads, Scratch& scratch);                                         \
   void gradient_of_weight(const Conv& conv, const float* grad, const float* x, float* result,     \
                           int threads, Scratch& scratch);                                         \
-  void pack_weights(const Conv& conv, const float* weight, float* packed, int threads);           \
+  void pack_weights(const Conv& conv, const float* weight, float* packed, int points,             \
+                    int threads);                                                                 \
   void forward_packed(const Conv& conv, const float* x, const float* packed, const float* bias,   \
-                      float* y, bool adds, int threads, Scratch& scratch);
+                      float* y, bool adds, int points, int threads, Scratch& scratch);
 namespace whole_registers {
 ABELE_WINOGRAD
 }
@@ -34,7 +37,7 @@ ABELE_WINOGRAD
 
 namespace ABELE_LENGTH {
 
-constexpr int POINTS = 16, TAPS = 9;
+constexpr int TAPS = 9;
 constexpr Index LONG_ROW = ABELE_WINOGRAD_LONG_ROW;
 
 inline Index registers(Index channels) { return ceil_div(channels, LANES); }
@@ -49,7 +52,7 @@ inline Index matrix_size(Index tiles, Index channels) { return tiles * pitch(cha
 // The tiles of a batch of images, [images][rows][columns], and where they lie in it.
 struct Tiles {
   Index images, height, width, channels;  // of the images that are read or written
-  Index rows, cols, shift;                // a tile begins at 2 * its place - shift
+  Index rows, cols, shift, edge;          // a tile begins at edge * its place - shift
   Index count() const { return images * rows * cols; }
 
   // Calls body(pixels) for tiles [first, first + count): pointers to their SIZE x SIZE pixels. Those
@@ -59,7 +62,7 @@ struct Tiles {
     Index image = first / (rows * cols), row = first / cols % rows, col = first % cols;
     Float* pixels[SIZE * SIZE];
     for (Index t = 0; t < count; ++t) {
-      const Index y0 = 2 * row - shift, x0 = 2 * col - shift;
+      const Index y0 = edge * row - shift, x0 = edge * col - shift;
       Float* corner = data + ((image * height + y0) * width + x0) * channels;
       const bool inside = y0 >= 0 && y0 + SIZE <= height && x0 >= 0 && x0 + SIZE <= width;
       for (Index i = 0; i < SIZE; ++i)
@@ -87,41 +90,84 @@ inline void store_some(float* to, Vec value, Index count) {
   std::memcpy(to, &value, count * sizeof(float));
 }
 
-// B^T d B: first columns of four, then rows.
-inline void transform_column(const Vec* d, Vec* t) {
-  t[0] = d[0] - d[8];
-  t[4] = d[4] + d[8];
-  t[8] = d[8] - d[4];
-  t[12] = d[4] - d[12];
-}
-inline void transform_rows(const Vec* t, Vec* v) {
-#pragma GCC unroll 4
-  for (int i = 0; i < 16; i += 4) {
-    v[i] = t[i] - t[i + 2];
-    v[i + 1] = t[i + 1] + t[i + 2];
-    v[i + 2] = t[i + 2] - t[i + 1];
-    v[i + 3] = t[i + 1] - t[i + 3];
+// Of vectors that lie STEP apart: B^T d, A^T m and G g of tiles with 2x2 outputs.
+struct Small {
+  static constexpr int EDGE = 2, SIZE = 4, POINTS = 16;
+  template <int STEP>
+  static void input(const Vec* d, Vec* t) {
+    t[0] = d[0] - d[2 * STEP];
+    t[STEP] = d[STEP] + d[2 * STEP];
+    t[2 * STEP] = d[2 * STEP] - d[STEP];
+    t[3 * STEP] = d[STEP] - d[3 * STEP];
   }
-}
-inline void transform_input(const Vec* d, Vec* v) {
-  Vec t[16];
-#pragma GCC unroll 4
-  for (int j = 0; j < 4; ++j) transform_column(d + j, t + j);
-  transform_rows(t, v);
-}
+  template <int STEP>
+  static void output(const Vec* m, Vec* y) {
+    y[0] = m[0] + m[STEP] + m[2 * STEP];
+    y[STEP] = m[STEP] - m[2 * STEP] - m[3 * STEP];
+  }
+  template <int STEP>
+  static void kernel(const Vec* g, Vec* u) {
+    const Vec half = broadcast(0.5f);
+    const Vec ends = (g[0] + g[2 * STEP]) * half, middle = g[STEP] * half;
+    u[0] = g[0], u[STEP] = ends + middle, u[2 * STEP] = ends - middle, u[3 * STEP] = g[2 * STEP];
+  }
+};
 
-// A^T m A
-inline void transform_output(const Vec* m, Vec* y) {
-  Vec t[8];
-  for (int j = 0; j < 4; ++j) {
-    t[j] = m[j] + m[4 + j] + m[8 + j];
-    t[4 + j] = m[4 + j] - m[8 + j] - m[12 + j];
+// With 4x4 outputs. Polynomials are taken at 0, +-sqrt(1/2), +-sqrt(2) and infinity: where these are
+// 0, +-1, +-2, errors are larger.
+struct Large {
+  static constexpr int EDGE = 4, SIZE = 6, POINTS = 36;
+  static constexpr float NEAR = 0.70710678118654752f, FAR = 1.41421356237309505f;
+  template <int STEP>
+  static void input(const Vec* d, Vec* t) {
+    const Vec d1 = d[STEP], d2 = d[2 * STEP], d3 = d[3 * STEP], d4 = d[4 * STEP];
+    const Vec near = d4 - 2.0f * d2, odd_near = NEAR * d3 - FAR * d1;
+    const Vec far = d4 - 0.5f * d2, odd_far = FAR * d3 - NEAR * d1;
+    t[0] = d[0] + d4 - 2.5f * d2, t[5 * STEP] = d1 + d[5 * STEP] - 2.5f * d3;
+    t[STEP] = near + odd_near, t[2 * STEP] = near - odd_near;
+    t[3 * STEP] = far + odd_far, t[4 * STEP] = far - odd_far;
   }
-  for (int i = 0; i < 2; ++i) {
-    const Vec* row = t + 4 * i;
-    y[2 * i] = row[0] + row[1] + row[2];
-    y[2 * i + 1] = row[1] - row[2] - row[3];
+  template <int STEP>
+  static void output(const Vec* m, Vec* y) {
+    const Vec near = m[STEP] + m[2 * STEP], odd_near = m[STEP] - m[2 * STEP];
+    const Vec far = m[3 * STEP] + m[4 * STEP], odd_far = m[3 * STEP] - m[4 * STEP];
+    y[0] = m[0] + near + far, y[STEP] = NEAR * odd_near + FAR * odd_far;
+    y[2 * STEP] = 0.5f * near + 2.0f * far;
+    y[3 * STEP] = m[5 * STEP] + 0.5f * NEAR * odd_near + 2.0f * FAR * odd_far;
   }
+  template <int STEP>
+  static void kernel(const Vec* g, Vec* u) {
+    const Vec g0 = g[0], g1 = g[STEP], g2 = g[2 * STEP];
+    const Vec near = (g0 + 0.5f * g2) * (-2.0f / 3), odd_near = g1 * (-2.0f / 3 * NEAR);
+    const Vec far = (g0 + 2.0f * g2) * (1.0f / 6), odd_far = g1 * (FAR / 6);
+    u[0] = g0, u[STEP] = near + odd_near, u[2 * STEP] = near - odd_near;
+    u[3 * STEP] = far + odd_far, u[4 * STEP] = far - odd_far, u[5 * STEP] = g2;
+  }
+};
+
+// B^T d B, A^T m A and G g G^T: first columns, then rows.
+template <class Form>
+void transform_input(const Vec* d, Vec* v) {
+  Vec t[Form::POINTS];
+#pragma GCC unroll 6
+  for (int j = 0; j < Form::SIZE; ++j) Form::template input<Form::SIZE>(d + j, t + j);
+#pragma GCC unroll 6
+  for (int i = 0; i < Form::POINTS; i += Form::SIZE) Form::template input<1>(t + i, v + i);
+}
+template <class Form>
+void transform_output(const Vec* m, Vec* y) {
+  Vec t[Form::EDGE * Form::SIZE];
+#pragma GCC unroll 6
+  for (int j = 0; j < Form::SIZE; ++j) Form::template output<Form::SIZE>(m + j, t + j);
+#pragma GCC unroll 4
+  for (int i = 0; i < Form::EDGE; ++i)
+    Form::template output<1>(t + i * Form::SIZE, y + i * Form::EDGE);
+}
+template <class Form>
+void transform_kernel(const Vec* g, Vec* u) {
+  Vec t[3 * Form::SIZE];
+  for (int j = 0; j < 3; ++j) Form::template kernel<3>(g + j, t + j);
+  for (int i = 0; i < Form::SIZE; ++i) Form::template kernel<1>(t + 3 * i, u + i * Form::SIZE);
 }
 
 // A dy A^T
@@ -139,27 +185,6 @@ inline void transform_gradient(const Vec* dy, Vec* v) {
     v[4 * i + 1] = a + b;
     v[4 * i + 2] = a - b;
     v[4 * i + 3] = -b;
-  }
-}
-
-// G g G^T
-inline void transform_kernel(const Vec* g, Vec* u) {
-  const Vec half = broadcast(0.5f);
-  Vec t[12];
-  for (int j = 0; j < 3; ++j) {
-    const Vec ends = (g[j] + g[6 + j]) * half, middle = g[3 + j] * half;
-    t[j] = g[j];
-    t[3 + j] = ends + middle;
-    t[6 + j] = ends - middle;
-    t[9 + j] = g[6 + j];
-  }
-  for (int i = 0; i < 4; ++i) {
-    const Vec* row = t + 3 * i;
-    const Vec ends = (row[0] + row[2]) * half, middle = row[1] * half;
-    u[4 * i] = row[0];
-    u[4 * i + 1] = ends + middle;
-    u[4 * i + 2] = ends - middle;
-    u[4 * i + 3] = row[2];
   }
 }
 

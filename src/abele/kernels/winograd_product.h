@@ -11,7 +11,7 @@ namespace abele::winograd::ABELE_LENGTH {
 constexpr Index DEPTH = 128;
 constexpr Index PANEL = TILE_COLS * LANES;
 
-// The weights as [16][panel][in][columns of the panel], for the way back turned around.
+// The weights as [points][panel][in][columns of the panel], for the way back turned around.
 struct Weights {
   Index in, out;
   const float* data;
@@ -48,44 +48,32 @@ void shallow_rows(const float* a, Index a_row, const float* b, float* c, Index c
   }
 }
 
-template <int DEEP>
-void multiply_shallow(const Weights& weights, const float* inputs, Index count, float* products) {
-  const Index in = pitch(weights.in), out = pitch(weights.out);
-  for (Index p = 0; p < POINTS; ++p)
-    for (Index first = 0; first < padded(weights.out); first += PANEL) {
-      const float *a = inputs + p * matrix_size(count, weights.in), *b = weights.panel(p, first);
-      float* c = products + p * matrix_size(count, weights.out) + first;
-      if (padded(weights.out) - first < PANEL)
-        shallow_rows<DEEP, 1, HIGH_ROWS>(a, in, b, c, out, count);
-      else
-        shallow_rows<DEEP, TILE_COLS, TILE_ROWS>(a, in, b, c, out, count);
-    }
-}
-
 // Whether `multiply` sums in the order of `shallow_rows` for HIGH_ROWS tiles and more.
 inline bool is_shallow(const Weights& weights) {
   return weights.in == 8 || weights.in == 16 || weights.in == 24;
 }
 
-inline void multiply(const Weights& weights, const float* inputs, Index count, float* products) {
-  if (count >= HIGH_ROWS) {
-    if (weights.in == 8) return multiply_shallow<8>(weights, inputs, count, products);
-    if (weights.in == 16) return multiply_shallow<16>(weights, inputs, count, products);
-    if (weights.in == 24) return multiply_shallow<24>(weights, inputs, count, products);
-  }
+// The columns of a panel, of one matrix: `a` has `count` rows.
+inline void multiply(const Weights& weights, Index point, Index first, const float* a, Index count,
+                     float* c) {
   const Index in = pitch(weights.in), out = pitch(weights.out);
-  for (Index p = 0; p < POINTS; ++p)
-    for (Index first = 0; first < padded(weights.out); first += PANEL) {
-      const Index columns = std::min(PANEL, padded(weights.out) - first);
-      for (Index k = 0; k < weights.in; k += DEPTH) {
-        const MatrixTile tile = {std::min(DEPTH, weights.in - k),
-                                 inputs + p * matrix_size(count, weights.in) + k, in, 1,
-                                 weights.panel(p, first) + k * columns, columns,
-                                 products + p * matrix_size(count, weights.out) + first, out,
-                                 DEPTH * columns, k > 0};
-        multiply_rows(tile, count, columns / LANES);
-      }
-    }
+  const Index columns = std::min(PANEL, padded(weights.out) - first);
+  const float* b = weights.panel(point, first);
+  const auto shallow = [&](auto depth) {
+    constexpr int deep = decltype(depth)::value;
+    if (columns < PANEL) return shallow_rows<deep, 1, HIGH_ROWS>(a, in, b, c + first, out, count);
+    shallow_rows<deep, TILE_COLS, TILE_ROWS>(a, in, b, c + first, out, count);
+  };
+  if (count >= HIGH_ROWS) {
+    if (weights.in == 8) return shallow(std::integral_constant<int, 8>());
+    if (weights.in == 16) return shallow(std::integral_constant<int, 16>());
+    if (weights.in == 24) return shallow(std::integral_constant<int, 24>());
+  }
+  for (Index k = 0; k < weights.in; k += DEPTH) {
+    const MatrixTile tile = {std::min(DEPTH, weights.in - k), a + k, in, 1, b + k * columns, columns,
+                             c + first, out, DEPTH * columns, k > 0};
+    multiply_rows(tile, count, columns / LANES);
+  }
 }
 
 }  // namespace abele::winograd::ABELE_LENGTH

@@ -14,6 +14,7 @@ from abele.kernels.convolutions import (
     planes_gain,
     scratch_bytes,
     suits_winograd,
+    winograd_points,
 )
 from helpers.kernel_library import replacement
 
@@ -254,6 +255,22 @@ def test_halves_of_registers_gain_where_they_multiply_as_fast(
 def test_few_channels_and_those_that_fill_not_even_halves_gain_nothing(monkeypatch, inputs, out):
     monkeypatch.setattr(processor, "has", lambda name: name == "clzero")
     assert not any(map(gains, forms(image=(2, inputs, 16, 16), out=out)))
+
+
+@pytest.mark.parametrize(
+    ("image", "points"),
+    [
+        ((1, 64, 56, 56), 36),
+        ((1, 256, 14, 14), 36),
+        ((2, 512, 7, 7), 36),
+        ((1, 512, 7, 7), 16),  # four tiles would read all weights
+        ((8, 32, 5, 5), 16),  # most of a second tile is beside the image
+    ],
+)
+def test_inference_has_tiles_of_the_form_that_is_faster(image, points):
+    convolution = convolution_of(node(image, image[1], 1, backward=False))
+    assert convolution is not None
+    assert winograd_points(convolution) == points
 
 
 # -- planes in emitted code -------------------------------------------------------------------

@@ -177,19 +177,25 @@ _PACKED = "abele_winograd_pack", "abele_winograd_packed_forward"
 
 def _packed(library: ctypes.CDLL) -> Iterator[Case]:
     for index, sizes in enumerate(_winograd()):
-        given, slope = _Operands(sizes), (1.0, 0.25, 0.0)[index % 3]
-        result, packed = unwritten(given.shape), torch.empty(packed_shape(given.weight.shape))
+        given, slope, points = (
+            _Operands(sizes),
+            (1.0, 0.25, 0.0)[index % 3],
+            (36, 16)[index % 5 > 2],
+        )
+        shape = packed_shape(given.weight.shape, points)
+        result, packed = unwritten(given.shape), torch.empty(shape)
         described, threads = sizes.described(slope), threads_of(index)
         before = numbers(*given.shape, seed=7) if index % 2 else None
         if before is not None:
             result[0].copy_(before)
-        call(library.abele_winograd_pack, described, given.weight, packed, threads)
+        call(library.abele_winograd_pack, described, given.weight, packed, points, threads)
         adds = int(before is not None)
         function = library.abele_winograd_packed_forward
-        call(function, described, given.x, packed, given.bias, *result, adds, threads)
+        call(function, described, given.x, packed, given.bias, *result, adds, points, threads)
         exact = given.in_memory(given.exact) + (0 if before is None else before.double())
         exact = torch.where(exact > 0, exact, exact * slope)
-        yield Case({**given.named(), "slope": slope, "adds": adds}, result, [exact])
+        names = {**given.named(), "slope": slope, "adds": adds, "points": points}
+        yield Case(names, result, [exact])
 
 
 def _backward(family: str, library: ctypes.CDLL) -> Iterator[Case]:

@@ -17,7 +17,13 @@ import torch
 
 from abele import _torch
 from abele.kernels import on_tensors
-from abele.kernels.convolutions import WINOGRAD, Convolution, convolution_of, kernel_for
+from abele.kernels.convolutions import (
+    WINOGRAD,
+    Convolution,
+    convolution_of,
+    kernel_for,
+    winograd_points,
+)
 from abele.kernels.on_tensors import channels_last, dense
 from abele.ops import constant_convolution
 from abele.ops.constant_convolution import ACTIVATIONS, folded
@@ -87,8 +93,9 @@ class ConstantConvolution:
         slope = fused.get(self._activation, 1.0)
         stride, padding, *_ = self._places
         weight, bias = dense(weight, bias)
+        points, images = winograd_points(self._convolution), self._convolution.image.shape
         run = on_tensors.winograd(
-            self._library, self._convolution.image.shape, stride, padding, slope, weight, bias
+            self._library, images, stride, padding, slope, points, weight, bias
         )
         if self._activation in fused:
             return run
@@ -141,7 +148,8 @@ def packed_bytes(node: _Node) -> int:
     convolution = convolution_of(node)
     assert convolution is not None
     if kernel_for(convolution) is WINOGRAD:
-        return 4 * math.prod(on_tensors.packed_shape(convolution.weight.shape))
+        points = winograd_points(convolution)
+        return 4 * math.prod(on_tensors.packed_shape(convolution.weight.shape, points))
     if is_product(convolution):
         outputs, inputs = convolution.weight.shape[:2]
         return 4 * inputs * on_tensors.packed_columns(outputs)
