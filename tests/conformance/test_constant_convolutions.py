@@ -37,6 +37,7 @@ ACTIVATIONS = {
 SHAPES = {
     "pointwise": (3, 40, 1, 1, 0, 1, 1, (13, 7)),
     "pointwise tail": (65, 33, 1, 2, 0, 1, 1, (9, 11)),
+    "few channels": (3, 40, 7, 2, 3, 1, 1, (23, 19)),
     "winograd": (33, 40, 3, 1, 1, 1, 1, (15, 10)),
     "winograd, small tiles": (32, 16, 3, 1, 1, 1, 1, (5, 5)),
     "winograd, no padding": (32, 16, 3, 1, 0, 1, 1, (9, 12)),
@@ -131,8 +132,16 @@ def test_both_forms_of_winograd_have_small_errors_and_the_same_bits(own, threads
     assert all(torch.equal(each, results[0]) for each in results)
 
 
+def test_images_of_few_channels_are_read_where_they_lie():
+    model, x = block("few channels", residual=False)
+    (program,) = running(model, x).executable.programs
+    graph = program.graph.graph
+    (convolution,) = graph.find_nodes(op="call_function", target=constant_convolution.operator)
+    assert convolution.args[0].op == "placeholder"
+
+
 def test_not_a_number_stays_one():
-    for name in ("pointwise", "winograd", "depthwise"):
+    for name in ("few channels", "pointwise", "winograd", "depthwise"):
         for activation in ACTIVATIONS:
             model, x = block(name, activation)
             x[0, 0, 3, 2] = torch.nan

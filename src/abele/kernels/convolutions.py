@@ -333,6 +333,35 @@ def _pointwise_scratch(convolution: Convolution) -> int:
     return times * _FLOAT * pixels(convolution) * convolution.weight.shape[1]
 
 
+# -- few channels, in inference ------------------------------------------------------------------
+
+# Products that are summed in one register (LONGEST_SUM of ``tiles.h``); channels of photographs.
+_LONGEST_SUM, _FEW = 192, 4
+
+
+def reads_few_channels(convolution: Convolution) -> bool:
+    """Return whether ``abele_clamped_few_channels`` has code for a convolution."""
+    _, inputs, *kernel = convolution.weight.shape
+    return (
+        convolution.suits_kernels
+        and not convolution.transposed
+        and {*convolution.dilation, convolution.groups} == {1}
+        and len(set(kernel)) == len(set(convolution.padding)) == len(set(convolution.stride)) == 1
+        and kernel[0] > 1
+        and convolution.stride[0] <= 2
+        and inputs * math.prod(kernel) <= _LONGEST_SUM
+    )
+
+
+def reads_planes(node: torch.fx.Node) -> bool:
+    """Return whether a constant convolution reads NCHW images, of few channels, and writes NHWC."""
+    convolution = convolution_of(node)
+    if convolution is None or node.target is not constant_convolution.operator or node.args[5]:
+        return False
+    few = convolution.image.shape[1] <= _FEW and reads_few_channels(convolution)
+    return few and kernel_for(convolution) is None
+
+
 # -- patches: kernel and stride are equal, also transposed ---------------------------------------
 #
 # Each pixel of the small images belongs to a window of the large ones; see ``conv_patches.cpp``.

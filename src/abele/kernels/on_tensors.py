@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from abele.kernels.binding import Conv, Patches, Pool, Product, Upsample, threads_for
+from abele.kernels.binding import Clamped, Conv, Patches, Pool, Product, Upsample, threads_for
 
 Tensor = torch.Tensor
 #: A convolution of (images, weight, bias), and its backward of (gradient, images, weight).
@@ -142,10 +142,8 @@ def pointwise(
         bounds: of the results.
     """
     (outputs, inputs), count = weight.shape[:2], math.prod(pixels)
+    packed = _packed(library, weight)
     steps = 0, inputs, 1, 0, 1, inputs, 0, outputs
-    packed = weight.new_empty(inputs, packed_columns(outputs))
-    described = Product(1, count, outputs, inputs, *steps, 0, 0, 0)
-    library.abele_product_pack(described, weight.data_ptr(), packed.data_ptr(), 1)
     described = ctypes.byref(Product(1, count, outputs, inputs, *steps, 1, 0, 0))
     of_bias = weight.new_zeros(outputs) if bias is None else bias
     images, *edges = pixels
@@ -162,6 +160,47 @@ def pointwise(
         return y
 
     return pointwise
+
+
+def few_channels(
+    library: ctypes.CDLL,
+    images: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    weight: Tensor,
+    bias: Tensor | None,
+    bounds: tuple[float, float],
+) -> Callable[[Tensor, Tensor | None], Tensor]:
+    """Return a function that convolves NCHW images to NHWC ones with one weight, contiguous.
+
+    It takes the images, and None: nothing is added.
+    """
+    packed, described = (
+        _packed(library, weight),
+        Clamped(*images, weight.shape[0], weight.shape[2], stride[0], padding[0], *bounds),
+    )
+    of_bias = weight.new_zeros(weight.shape[0]) if bias is None else bias
+    shape = result_shape(images, weight.shape, stride, padding)
+    worth = threads_worth(library, 0, math.prod(shape) * math.prod(weight.shape[1:]))
+    run, described = library.abele_clamped_few_channels, ctypes.byref(described)
+
+    def few_channels(x: Tensor, added: Tensor | None) -> Tensor:
+        assert added is None
+        y = torch.empty(shape, memory_format=CHANNELS_LAST)
+        pointers = x.data_ptr(), packed.data_ptr(), of_bias.data_ptr(), y.data_ptr()
+        run(described, *pointers, worth())
+        return y
+
+    return few_channels
+
+
+def _packed(library: ctypes.CDLL, weight: Tensor) -> Tensor:
+    """Return the weight ``[O, ...]`` of a convolution as a packed factor of GEMMs."""
+    outputs, inner = weight.shape[0], math.prod(weight.shape[1:])
+    packed = weight.new_empty(inner, packed_columns(outputs))
+    described = Product(1, 1, outputs, inner, 0, 0, 0, 0, 1, inner, 0, 0, 0, 0, 0)
+    library.abele_product_pack(described, weight.data_ptr(), packed.data_ptr(), 1)
+    return packed
 
 
 def conv_backward(

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from abele import _torch
-from abele.kernels.convolutions import PATCHES, POINTWISE, WINOGRAD, kernel_of
+from abele.kernels.convolutions import PATCHES, POINTWISE, WINOGRAD, kernel_of, reads_planes
 from abele.ops import constant_convolution, norm_activation
 from abele.ops.memory_layout import in_layout
 from abele.passes._edit import editable, finished
@@ -134,6 +134,9 @@ class _Layouts:
         """Convert the inputs of a node and record the layout of its results."""
         if node.target is in_layout:
             self._last.update({node} if node.args[1] else ())
+        elif reads_planes(node):
+            self._lay(node, False, results=False)
+            self._last.add(node)
         elif node.target in _CONVOLUTIONS and _is_image(node.args[1]):
             self._lay(node, prefers_channels_last(node))
             self._keep_weights(node)

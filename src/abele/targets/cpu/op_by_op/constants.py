@@ -22,6 +22,7 @@ from abele.kernels.convolutions import (
     Convolution,
     convolution_of,
     kernel_for,
+    reads_planes,
     winograd_points,
 )
 from abele.kernels.on_tensors import channels_last, dense
@@ -58,11 +59,8 @@ class ConstantConvolution:
         convolution = convolution_of(node)
         assert convolution is not None
         self._convolution: Convolution = convolution
-        self._packs = self._onednn
-        if kernel_for(convolution) is WINOGRAD:
-            self._packs = self._winograd
-        elif is_product(convolution):
-            self._packs = self._product
+        self._packs = getattr(self, _WAYS[_way_of(node)])
+        self._reads = torch.Tensor.contiguous if reads_planes(node) else channels_last
         self._held: _Held | None = None
         self.__name__ = "constant_convolution"
 
@@ -86,7 +84,7 @@ class ConstantConvolution:
         if added is not None:
             added = channels_last(added)
             added = added if self._overwrite else added.clone()
-        return run(channels_last(x), added)
+        return run(self._reads(x), added)
 
     def _winograd(self, weight: Tensor, bias: Tensor | None) -> _Held:
         fused = {"none": 1.0, "relu": 0.0, "leaky_relu": (*self._scalars, 0.0)[0]}
@@ -102,12 +100,20 @@ class ConstantConvolution:
         return lambda x, added: ACTIVATIONS[self._activation](run(x, added), *self._scalars)
 
     def _product(self, weight: Tensor, bias: Tensor | None) -> _Held:
+        count, _, *edges = self._convolution.image.shape
+        make = functools.partial(on_tensors.pointwise, self._library, (count, *edges))
+        return self._bounded(make, weight, bias)
+
+    def _few_channels(self, weight: Tensor, bias: Tensor | None) -> _Held:
+        images, (stride, padding, *_) = self._convolution.image.shape, self._places
+        make = functools.partial(on_tensors.few_channels, self._library, images, stride, padding)
+        return self._bounded(make, weight, bias)
+
+    def _bounded(self, make: Callable[..., _Held], weight: Tensor, bias: Tensor | None) -> _Held:
+        """Return a function of a kernel that computes activations that are bounds."""
         name, scalars = self._activation, self._scalars
         known = {"relu": (0.0, math.inf), "hardtanh": tuple(scalars)}
-        bounds = known.get(name, (-math.inf, math.inf))
-        count, _, *edges = self._convolution.image.shape
-        weight, bias = dense(weight, bias)
-        run = on_tensors.pointwise(self._library, (count, *edges), weight, bias, bounds)
+        run = make(*dense(weight, bias), known.get(name, (-math.inf, math.inf)))
         if name == "none" or name in known:
             return run
         return lambda x, added: ACTIVATIONS[name](run(x, added), *scalars)
@@ -207,21 +213,33 @@ def slots_of(node: _Node, positions: dict[_Node, int]) -> Slots:
     return positions[weight], of_bias, [positions[each] for each in norm], eps
 
 
-def _suits(node: _Node, sums: bool, product: bool) -> bool:
+# Methods of ``ConstantConvolution`` by the kind of kernels that computes it; oneDNN has none.
+_WAYS = {"winograd": "_winograd", "products": "_product", "clamped": "_few_channels", "": "_onednn"}
+
+
+def _way_of(node: _Node) -> str:
     convolution = convolution_of(node)
     assert convolution is not None
-    return (node.args[5] is not None) is sums and is_product(convolution) is product
+    if kernel_for(convolution) is WINOGRAD:
+        return "winograd"
+    if is_product(convolution):
+        return "products"
+    return "clamped" if reads_planes(node) else ""
+
+
+def _suits(node: _Node, sums: bool, way: str) -> bool:
+    return (node.args[5] is not None) is sums and _way_of(node) == way
 
 
 CONSTANT_CONVOLUTIONS = tuple(
     OwnKernel(
         operator=constant_convolution.operator,
         name="constant_convolution",
-        kind="products" if product else "winograd",
+        kind=way or "products",
         function=ConstantConvolution,
-        suits=functools.partial(_suits, sums=sums, product=product),
+        suits=functools.partial(_suits, sums=sums, way=way),
         over=5 if sums else None,
     )
     for sums in (True, False)
-    for product in (True, False)
+    for way in _WAYS
 )

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from abele.kernels.convolutions import Convolution, convolution_of
+from abele.kernels.convolutions import Convolution, convolution_of, reads_few_channels
 from abele.ops import constant_convolution
 from abele.passes.of_lowerings.constant_convolutions import constant_convolutions
 from abele.program import Program
@@ -26,9 +26,9 @@ aten = torch.ops.aten
 
 _Node = torch.fx.Node
 
-# What the kernels have code for, see ``AbeleClamped``: rows of a packed weight that are summed in
-# one register, window sizes and steps of depthwise kernels, channels of a register.
-_LONGEST_SUM, _SIZES, _STEPS, _LANES = 192, (3, 5, 7), (1, 2), 16
+# What the kernels have code for, see ``AbeleClamped``: window sizes and steps of depthwise kernels,
+# channels of a register.
+_SIZES, _STEPS, _LANES = (3, 5, 7), (1, 2), 16
 # Fewer are not worth another layout of images.
 _LEAST_CONVOLUTIONS = 8
 # C++ of the bounds of activations that kernels compute, and of others; see ``pointwise``.
@@ -62,7 +62,8 @@ def _suits(node: _Node) -> bool:
         return False
     if set(convolution.dilation) != {1} or len(set(convolution.padding)) > 1:
         return False
-    return _is_depthwise(convolution) or _is_first(convolution) or _is_product(convolution)
+    few = reads_few_channels(convolution)
+    return _is_depthwise(convolution) or few or _is_product(convolution)
 
 
 def _is_product(convolution: Convolution) -> bool:
@@ -70,23 +71,12 @@ def _is_product(convolution: Convolution) -> bool:
     return one and not any(convolution.padding)
 
 
-def _is_square(convolution: Convolution) -> bool:
-    size, stride = convolution.weight.shape[2:], convolution.stride
-    return len(set(size)) == len(set(stride)) == 1 and stride[0] in _STEPS
-
-
 def _is_depthwise(convolution: Convolution) -> bool:
     (outputs, _, size, _), inputs = convolution.weight.shape, convolution.image.shape[1]
     each = outputs == inputs == convolution.groups and outputs >= _LANES
-    return each and _is_square(convolution) and size in _SIZES and convolution.padding[0] < size
-
-
-def _is_first(convolution: Convolution) -> bool:
-    inner = math.prod(convolution.weight.shape[1:])
-    short = (
-        convolution.groups == 1 and inner <= _LONGEST_SUM and inner > convolution.weight.shape[1]
-    )
-    return short and _is_square(convolution)
+    square = set(convolution.weight.shape[2:]) == {size} and len(set(convolution.stride)) == 1
+    known = size in _SIZES and convolution.stride[0] in _STEPS
+    return each and square and known and convolution.padding[0] < size
 
 
 def convolution(translator: Any, node: _Node) -> Any:
