@@ -86,8 +86,6 @@ Block inner_block(Index inner, Index cut, Index most = BLOCK_INNER) {
   if (both > most) return {{first, {}}, 1, first.begin, first.size};
   return {{first, next}, 2, first.begin, both};
 }
-// A row of packed columns is so many lines: a tile asks for one of them at each step of its sums.
-constexpr Index HALVES = PRODUCT_COLUMNS / LINE;
 Index whole_columns(Index columns) { return ceil_div(columns, PRODUCT_COLUMNS) * PRODUCT_COLUMNS; }
 
 // A part of c that one thread computes, and what it reads.
@@ -148,9 +146,9 @@ void last_tile_of(const Share& share, Index rows, Index column, Index inner, Mat
 }
 
 // One tile of c; a and b begin with the block, unless all of b is packed.
-// Of the next packed columns, the tile asks for half `next`, or for none of them.
+// Of the next packed columns, the tile asks for the part `next`, which may be empty.
 void multiply_tile(const Share& share, Part rows, Index column, const Block& block, Matrix a,
-                   const float* b, Ahead ahead, Index next) {
+                   const float* b, Ahead ahead, Part next) {
   const Index width = std::min(PRODUCT_COLUMNS, share.columns - column);
   float* c = share.c + rows.begin * share.c_row + column;
   for (int i = 0; i < block.count; ++i) {
@@ -158,8 +156,8 @@ void multiply_tile(const Share& share, Part rows, Index column, const Block& blo
     const bool add = share.added || along.begin > 0;
     const bool asks = share.packed == nullptr || ASKS_AFTER_PACKING;
     if (share.packed != nullptr) b = share.columns_of(along, column);
-    if (next < HALVES && share.packed != nullptr)
-      ahead = {b + PRODUCT_COLUMNS * along.size + next * along.size * LINE, LINE};
+    if (next.size > 0 && share.packed != nullptr)
+      ahead = {b + (PRODUCT_COLUMNS + next.begin) * along.size, next.size};
     const bool last = share.finish != nullptr && along.begin + along.size == share.inner;
     if (share.pairs)
       small_block(rows.size, width, along.size, a, {b, PRODUCT_COLUMNS, 1}, c, share.c_row, add,
@@ -231,6 +229,9 @@ void multiply_block(const Share& share, Part high, Part wide, const Block& block
                     Matrix ready, float* b_work, Upcoming rows_behind) {
   const Index tiles = ceil_div(high.size, PRODUCT_ROWS);
   const bool packs = share.packed == nullptr && high.begin == 0;
+  // Tiles share the next packed columns: a tile that asked for many would wait for memory. Each step of
+  // its sums asks for no more than a line.
+  const Index step = std::min(LINE, ceil_div(PRODUCT_COLUMNS, tiles));
   for (Index column = wide.begin; column < wide.begin + wide.size; column += PRODUCT_COLUMNS) {
     float* b = b_work + (column - wide.begin) * block.size;
     Upcoming columns;
@@ -243,10 +244,11 @@ void multiply_block(const Share& share, Part high, Part wide, const Block& block
     for (Index i = 0; i < tiles; ++i) {
       const Part rows = tile_rows(high.size, i);
       Upcoming& upcoming = columns.empty() ? rows_behind : columns;
-      const bool asks_here = share.packed == nullptr || i >= HALVES;
+      const Part next = {i * step, i * step < PRODUCT_COLUMNS ? step : 0};
+      const bool asks_here = share.packed == nullptr || next.size == 0;
       const Ahead ahead = upcoming.empty() || !asks_here ? Ahead{b, 0} : upcoming.next();
       multiply_tile(share, {high.begin + rows.begin, rows.size}, column, block,
-                    rows_of_tile(share, ready, high, i, block), b, ahead, i);
+                    rows_of_tile(share, ready, high, i, block), b, ahead, next);
     }
   }
 }
@@ -568,7 +570,7 @@ void multiply_row(const Share& share) {
     const Block block{{along, {}}, 1, along.begin, along.size};
     const Matrix row = share.a.floats().from(0, along.begin);
     for (Index column = 0; column < share.columns; column += PRODUCT_COLUMNS)
-      multiply_tile(share, {0, 1}, column, block, row, nullptr, {share.packed, 0}, HALVES);
+      multiply_tile(share, {0, 1}, column, block, row, nullptr, {share.packed, 0}, {0, 0});
   }
 }
 
