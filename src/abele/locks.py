@@ -9,24 +9,19 @@ from typing import Any
 
 from abele import systems
 
+_Base: Any = type(threading.RLock())
 
-class Lock:
-    """A re-entrant lock for ``with`` that is free again in a forked child."""
+
+class Lock(_Base):
+    """A re-entrant lock that is free again in a forked child."""
 
     def __init__(self):
-        self._lock: Any = threading.RLock()
         _all.add(self)
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *exc: object) -> None:
-        self._lock.release()
 
     def renew(self) -> None:
         """Free the lock in a forked child if the thread that held it does not exist there."""
-        if not self._lock._is_owned():
-            self._lock = threading.RLock()
+        if not self._is_owned():
+            self._at_fork_reinit()
 
 
 class Locks:

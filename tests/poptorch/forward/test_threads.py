@@ -236,8 +236,8 @@ def taken(lock):
     """Whether another thread gets a lock at once."""
 
     def take():
-        if lock._lock.acquire(timeout=0.05):
-            lock._lock.release()
+        if lock.acquire(timeout=0.05):
+            lock.release()
             return True
         return False
 
