@@ -91,9 +91,9 @@ ABELE_API int abele_winograd_backward(const AbeleConv* conv, const float* grad, 
                                       float* grad_bias, int threads);
 
 // Forward in two steps, for weights that many calls read. `packed` has points * in_channels *
-// out_channels floats, out_channels rounded up to 16. Points are 16, or 36 of F(4x4, 3x3): 0.56 times the
-// products, and four times the rounding error, which is that of libraries' plain sums. With `adds`, y is
-// added before the activation.
+// out_channels floats, out_channels rounded up to 16. Points are 16, or 36 of F(4x4, 3x3): 0.56
+// times the products, and four times the rounding error, a third to twice that of plain sums. With
+// `adds`, y is added before the activation.
 ABELE_API int abele_winograd_pack(const AbeleConv* conv, const float* weight, float* packed,
                                   int points, int threads);
 

@@ -93,7 +93,7 @@ class OpByOp(Lowering):
         require_code(payload, "cpu")
         library = binding.load(payload)
         kernels = map(own_kernel, program.graph.graph.nodes)
-        kinds = {kernel.kind for kernel in kernels if kernel is not None}
+        kinds = {kernel.kind for kernel in kernels if kernel is not None} | {"checksums"}
         return checked(program, _OpByOp(program, payload, library, kinds))
 
     def kernel_choices(self, program: Program) -> dict[torch.fx.Node, str]:
