@@ -1,52 +1,94 @@
 """The casts of weights that ``torch.autocast`` keeps until its outermost block ends."""
 
-# pyright: reportPrivateUsage=false
+# pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import contextlib
+from collections.abc import Generator
+from typing import Any, NamedTuple
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.utils._python_dispatch import TorchDispatchMode
 
-# By tensor: the number of the node that has cast it, and the version of what was cast.
-_made: Any = WeakIdKeyDictionary()
+_UNTYPED: Any = torch
+TO_COPY: Any = torch.ops.aten._to_copy.default
 
 
 def are_kept() -> bool:
-    """Return whether autocast keeps casts of weights at present."""
-    return torch.is_autocast_enabled("cpu") and torch.is_autocast_cache_enabled()
+    """Return whether casts are kept beyond blocks of autocast that begin now."""
+    depth = _UNTYPED.autocast_increment_nesting()
+    _UNTYPED.autocast_decrement_nesting()
+    return depth > 1
 
 
-def is_cast_once(tensor: torch.Tensor) -> bool:
-    """Return whether autocast keeps the cast of a tensor."""
-    return tensor.dtype == torch.float32 and tensor.requires_grad and tensor.is_leaf
+class Cast(NamedTuple):
+    """A cast of a weight that autocast keeps.
 
-
-def are_current(weights: Iterable[torch.Tensor]) -> bool:
-    """Make the casts of weights that autocast does not keep yet.
-
-    Returns:
-        False if it keeps a cast of other values than the weight has now.
+    Attributes:
+        weight: a float32 leaf that requires a gradient.
+        dtype: of the cast.
     """
-    current = [_is_current(weight) for weight in weights]  # which makes all of them
-    return all(current)
+
+    weight: torch.Tensor
+    dtype: torch.dtype
+
+    def get(self) -> torch.Tensor:
+        """Return the cast that is kept, maybe of earlier values; it is made if there is none."""
+        weight, shape = self.weight, self.weight.shape
+        none = weight.detach().new_zeros(shape[-1] if shape else 1, 0)
+        autocast = torch.autocast(weight.device.type, self.dtype, cache_enabled=True)
+        with autocast, _First(weight) as seen:
+            torch.matmul(weight, none) if shape else torch.addmm(weight, none, none.t())
+        assert seen.found is not None, "autocast casts operands of a matrix multiplication"
+        return seen.found
 
 
-def _is_current(weight: torch.Tensor) -> bool:
-    rows = weight if weight.dim() else weight.view(1)
-    with torch.enable_grad():
-        begin: Any = torch.ones((), requires_grad=True).clone().grad_fn
-        node: Any = torch.matmul(rows, rows.new_zeros(rows.shape[-1], 0)).grad_fn
-    while node is not None and node.name() != "ToCopyBackward0":
-        node = node.next_functions[0][0] if node.next_functions else None
-    number = -1 if node is None else node._sequence_nr()  # none: it was made under no_grad
-    found = number, weight._version
-    if number <= begin._sequence_nr() and _made.get(weight) != found:
-        with torch.no_grad():
-            kept = torch.matmul(rows, torch.eye(rows.shape[-1], device=rows.device))
-            if not torch.equal(kept, rows.to(kept.dtype)):
-                return False
-    _made[weight] = found
-    return True
+class _First(TorchDispatchMode):
+    """Finds the first operand in half precision with the shape of a weight."""
+
+    def __init__(self, weight: torch.Tensor):
+        super().__init__()
+        self._shape, self.found = weight.shape, None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for each in args:
+            halved = isinstance(each, torch.Tensor) and each.dtype.itemsize == 2
+            if self.found is None and halved and each.shape == self._shape:
+                self.found: Any = each
+        return func(*args, **(kwargs or {}))
+
+
+class Casts(TorchDispatchMode):
+    """Finds the weights that autocast casts and would keep, while it keeps none.
+
+    Attributes:
+        found: by ``id`` of the weight, the first cast of each.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.found = dict[int, Cast]()
+        self._is_paused = False
+
+    @contextlib.contextmanager
+    def paused(self) -> Generator[None]:
+        """Find nothing in a ``with`` block, in which code converts a tensor itself."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is TO_COPY and not self._is_paused and _is_cast_once(args[0], kwargs.get("dtype")):
+            self.found.setdefault(id(args[0]), Cast(args[0], kwargs["dtype"]))
+        return func(*args, **kwargs)
+
+
+def _is_cast_once(tensor: torch.Tensor, dtype: Any) -> bool:
+    """Return whether autocast keeps the cast of a tensor to a type."""
+    is_weight = tensor.requires_grad and tensor.is_leaf
+    halved = dtype == torch.get_autocast_dtype(tensor.device.type)
+    return is_weight and halved and tensor.dtype == torch.float32

@@ -38,7 +38,7 @@ from abele.functions.optimizers import Numbers, TracedSteps
 from abele.functions.parallel import Replicas
 from abele.functions.randomness import without_output, without_random_numbers
 from abele.functions.replaced import replaced
-from abele.functions.state import Changed, NotYetError, Reached, Stored
+from abele.functions.state import Changed, Reached, Stored
 from abele.functions.varying import Item, Place, Slots, Unread, Varying, entry_of
 from abele.ops.host_call import HostCalls
 from abele.ops.recurrent import StepsNeeded
@@ -53,8 +53,7 @@ from abele.trace.tensor_names import Lookup
 from abele.trace.tracer import Values
 from abele.warn import user_line
 
-_MOST_TRACES = 4
-_TO_COPY: Any = torch.ops.aten._to_copy.default
+_MOST_TRACES = 5
 _OF_DISTRIBUTIONS = "an argument of a distribution, or a value passed to its log_prob, is invalid."
 _KINDS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -149,14 +148,14 @@ class CapturedCall:
         schedulers: those whose steps end the call, in order.
         gradients: effects on ``grad``.
         given: return the further inputs of the program, behind its arguments: gradients that the
-            call finds, and tensors that it replaces in Python objects.
+            call finds, tensors that it replaces in Python objects, and casts of weights that
+            ``torch.autocast`` keeps beyond the call.
         stored: tensors that the call keeps in Python objects.
         read: values of state that Python has read.
         varying: numbers of Python that are slots, by the names of these.
         free: these and other values of Python, on whose types alone the program depends.
         items: what stands for numbers of tensors.
         calls: what the program calls to exchange tensors with other processes.
-        casts: weights whose casts ``torch.autocast`` keeps beyond the call.
         scalers: objects of ``torch.amp.GradScaler`` that the function reaches.
     """
 
@@ -175,7 +174,6 @@ class CapturedCall:
     free: Sequence[Unread]
     items: Sequence[Item]
     calls: HostCalls
-    casts: Sequence[torch.Tensor]
     scalers: Sequence[Any]
 
 
@@ -208,7 +206,7 @@ def capture(
         Exception: of the function itself.
     """
     whole: frozenset[int] = frozenset()
-    entries = dict[int, Entry]()
+    entries = dict[int, Entry | casts.Cast]()
     whole_layers = True
     with tracing():
         for _ in range(_MOST_TRACES):
@@ -248,7 +246,8 @@ class _Capture:
         function: what is traced.
         whole: see ``Adopted``.
         whole_layers: recurrent layers are one operator.
-        entries: tensors of Python objects that are inputs of the program, by their memory.
+        entries: tensors of Python objects, and casts that ``torch.autocast`` keeps, which are
+            inputs of the program, by their memory.
     """
 
     function: Callable[..., Any]
@@ -260,7 +259,7 @@ class _Capture:
     steps: TracedSteps
     whole: frozenset[int]
     whole_layers: bool
-    entries: Mapping[int, Entry]
+    entries: Mapping[int, Entry | casts.Cast]
 
     _observed_tensors: RealTensors = dataclasses.field(init=False)
 
@@ -273,7 +272,8 @@ class _Capture:
         self._backward = False
         self._repeated: Sequence[str] = ()
         self._caches_casts = torch.is_autocast_cache_enabled()  # a trace of torch's turns it off
-        self._keeps_casts, self._casts = casts.are_kept(), list[torch.Tensor]()
+        known = any(type(each) is casts.Cast for each in self.entries.values())
+        self._casts = casts.Casts() if casts.are_kept() and not known else None
         self._outputs: list[tuple[torch.Tensor, Output]] = []
         self._checks: list[torch.Tensor] = []  # of arguments of distributions
         self._kept: list[torch.Tensor] = []  # tensors whose gradient stays
@@ -285,6 +285,8 @@ class _Capture:
             return self.steps.hyper[id(tensor)][0], Role.HYPER
         if id(tensor) in self.numbers.tensors:
             return self.numbers.tensors[id(tensor)][0], Role.HYPER
+        if type(self.entries.get(_torch.memory_of(tensor))) is casts.Cast:
+            return f"given{len(self.adopted.named)}", Role.INPUT
         if tensor.requires_grad and not tensor.is_leaf:
             raise CaptureError(
                 f"The function computes with a tensor that has a gradient function from outside, "
@@ -302,7 +304,6 @@ class _Capture:
 
     def made(self) -> CapturedCall:
         """Trace the call."""
-        self._clear_casts()
         try:
             program, (structure, leaves) = tracer.trace(
                 "step",
@@ -314,8 +315,6 @@ class _Capture:
             )
         finally:
             journal = self._grads.restored()
-            if self._keeps_casts:
-                torch.clear_autocast_cache()  # casts without data
         self._check(journal, program)
         effects, numbers, slots = self._effects(journal, leaves), self.numbers, self._slots()
         written = {(slot.role, slot.name) for slot in program.inputs if slot.mutated}
@@ -337,7 +336,6 @@ class _Capture:
             free=[*numbers.stand_ins.values()],
             items=[*numbers.items],
             calls=self._replicas.calls,
-            casts=self._casts,
             scalers=self.reached.scalers,
         )
 
@@ -348,18 +346,6 @@ class _Capture:
             for item, tensor in zip(self.adopted.named, self.adopted.tensors, strict=True)
             if item.role not in (Role.HYPER, Role.INPUT)
         }
-
-    def _clear_casts(self) -> None:
-        """Remove the casts that autocast keeps, which the program makes itself."""
-        if not self._keeps_casts:
-            return
-        if not casts.are_current(self.reached.weights()):
-            raise NotYetError(
-                "The function is called in a block of torch.autocast that keeps casts of weights "
-                "from before. Plain PyTorch computes with these, even after an update: enter "
-                "autocast for each call, or inside the function."
-            )
-        torch.clear_autocast_cache()
 
     def _check(self, journal: Sequence[Grad], program: Program) -> None:
         """Refuse what a program cannot repeat."""
@@ -383,13 +369,14 @@ class _Capture:
         self._require_inputs()
 
     def _require_inputs(self) -> None:
-        """Let tensors that the call computes with, and replaces, be inputs of the program.
+        """Let tensors that calls compute with, and replace, be inputs of the program.
 
         Raises:
             _ReplacedError: they were not; trace the call again.
             CaptureError: one is not dense, or is held elsewhere, too.
         """
-        found = dict[int, Entry]()
+        casting = () if self._casts is None else self._casts.found.values()
+        found: dict[int, Any] = {_torch.memory_of(each.get()): each for each in casting}
         for each in self._stored:
             before, holder = each.before, each.holder
             appends = before is ABSENT and is_list(holder)
@@ -563,7 +550,7 @@ class _Capture:
         }
         self._refuse_pending()
         with (
-            _autocast_cache(enabled=self._caches_casts),
+            self._casting(),
             torch.autograd.set_multithreading_enabled(False),
             without_random_numbers() as self._repeated,
             without_output(),
@@ -581,7 +568,6 @@ class _Capture:
             result = self.function(*args, **kwargs)
             observed.require_known()
             self._observed_tensors = observed
-            self._casts = self._kept_casts()
         self._refuse_pending()
         self.arguments.require_unchanged(args, kwargs)
         self._check_gradients_of(inputs)
@@ -595,23 +581,36 @@ class _Capture:
                 "update(). Call unscale_(), step() and update() in one function."
             )
 
-    def _kept_casts(self) -> list[torch.Tensor]:
-        """Return the weights whose casts ``torch.autocast`` keeps beyond the call."""
-        found: dict[int, torch.Tensor] = {}
-        changed, dtype = set[torch.fx.Node](), torch.get_autocast_dtype("cpu")
-        for node in _torch.traced_nodes() if self._keeps_casts else ():
+    @contextlib.contextmanager
+    def _casting(self) -> Generator[None]:
+        """Let autocast cast each weight once in a ``with`` block, or find casts that it keeps.
+
+        No cast without data may be kept beyond the trace.
+        """
+        before = torch.is_autocast_cache_enabled()
+        finding = contextlib.ExitStack()
+        torch.set_autocast_cache_enabled(self._caches_casts and self._casts is None)
+        if self._casts is not None:
+            finding.enter_context(replaced((torch, "set_autocast_cache_enabled", _without_effect)))
+            finding.enter_context(self._casts)
+        try:
+            with finding:
+                yield
+                self._refuse_cast_late()
+        finally:
+            torch.set_autocast_cache_enabled(before)
+
+    def _refuse_cast_late(self) -> None:
+        """Refuse weights that change before autocast casts them."""
+        changed, found = set[torch.fx.Node](), {} if self._casts is None else self._casts.found
+        for node in _torch.traced_nodes() if found else ():
             changed.update(map(base, written(node)))
-            casts_one = node.target is _TO_COPY and node.kwargs.get("dtype") == dtype
-            weight = self.adopted.tensor_of(node.args[0]) if casts_one else None
-            if weight is None or not casts.is_cast_once(weight):
-                continue
-            if node.args[0] in changed:
+            slot = base(cast("Any", node.args[0])) if node.target is casts.TO_COPY else None
+            if slot in changed and id(self.adopted.tensor_of(slot)) in found:
                 raise CaptureError(
                     "The function changes a weight before torch.autocast casts it, and is called "
                     "inside of autocast. Enter autocast in the function."
                 )
-            found[id(weight)] = weight
-        return [*found.values()]
 
     def _check_later(self, valid: torch.Tensor) -> bool:
         """Let the program check arguments of a distribution, as part of its outputs."""
@@ -674,7 +673,7 @@ class _Capture:
                 *((owner, "zero_grad", emptying) for owner in owners),
                 (_torch.FakeTensor, "tolist", lambda original: untyped.tolist),
             ),
-            RealTensors(self._grads, self.adopted, self.numbers, self._moved) as mode,
+            RealTensors(self._grads, self.adopted, self.numbers, self._moved, self._casts) as mode,
         ):
             yield mode
 
@@ -711,6 +710,10 @@ class _Capture:
         )
 
 
+def _without_effect(original: Callable[..., Any]) -> Callable[[bool], None]:
+    return lambda enabled: None
+
+
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     place = tensor.shape, tensor.stride(), tensor.storage_offset()
     return tensor.dtype, *place, tensor.is_conj(), tensor.is_neg()
@@ -729,26 +732,15 @@ def _params_of(owner: Any) -> list[torch.Tensor]:
     return [param for group in owner.param_groups for param in group["params"]]
 
 
-@contextlib.contextmanager
-def _autocast_cache(*, enabled: bool) -> Generator[None]:
-    """Let autocast cast each weight once in a ``with`` block, or not."""
-    before = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(enabled)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(before)
-
-
 class _ReplacedError(CaptureError):
-    """A call computes with tensors of Python objects that it replaces.
+    """A call computes with tensors that have to be inputs of the program.
 
     Attributes:
         entries: where they are, by their memory.
     """
 
-    def __init__(self, entries: Mapping[int, Entry]):
-        super().__init__("The function replaces tensors that it computes with.")
+    def __init__(self, entries: Mapping[int, Entry | casts.Cast]):
+        super().__init__("The function computes with tensors that calls replace.")
         self.entries = entries
 
 

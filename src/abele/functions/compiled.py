@@ -31,13 +31,13 @@ _requires_grad = operator.attrgetter("requires_grad")
 
 def modes() -> tuple[Any, ...]:
     """Return torch's settings of this thread that change what a function computes."""
-    on = torch.is_autocast_enabled("cpu")
+    casting = [each for each in ("cpu", "cuda") if torch.is_autocast_enabled(each)]
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.get_default_dtype(),
-        on,
-        torch.get_autocast_dtype("cpu") if on else None,
+        [(each, torch.get_autocast_dtype(each)) for each in casting],
+        casts.are_kept(),
         torch.is_autocast_cache_enabled(),
         torch.are_deterministic_algorithms_enabled(),
         MatmulPrecision.of_torch(),
@@ -51,7 +51,6 @@ class CompiledCall:
         captured: the program with its effects.
         record: of the build.
         session: runs the program on the user's own tensors.
-        casts: weights whose casts ``torch.autocast`` keeps beyond a call.
         parts: how many tensors and other values its arguments hold.
     """
 
@@ -87,7 +86,6 @@ class CompiledCall:
         leaves = (*captured.leaves, *(item.leaf for item in captured.items))
         sources = [each.source for each in leaves if type(each) is View]
         self._shared = {each.index for each in sources if type(each) is Output}
-        self.casts = captured.casts
         self._scalers = captured.scalers
         self._storages = {_memory(tensor) for tensor in self._tensors} - {0}
         slots = [slot for slot in captured.program.inputs if slot.role is Role.INPUT]
@@ -162,17 +160,16 @@ class CompiledCall:
         inputs = self._arguments.accepts(args, kwargs)
         if inputs is None or self._modes != modes() or not self._state_is_same():
             return None
-        found = self._found()
+        if not self._follow_numbers() or not self.guards.hold():
+            return None
+        found = self._found()  # which may make casts
         if found is None:
             return None
         inputs = [*inputs, *found] if found else inputs
         if (self._written or self._written_inputs) and self._overlap(inputs):
             return None
-        if not self._follow_numbers() or not self.guards.hold():
-            return None
-        if not self._followed.follow(self._arguments.present, self.session.set_hyper):
-            return None
-        return None if self.casts and not casts.are_current(self.casts) else inputs
+        followed = self._followed.follow(self._arguments.present, self.session.set_hyper)
+        return inputs if followed else None
 
     def _found(self) -> list[torch.Tensor] | None:
         """Return the further inputs that the call finds; None if their layouts differ."""

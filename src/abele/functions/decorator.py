@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
 import torch
 
 from abele import _torch
-from abele._torch import casts
 from abele._torch.replicas import CHANGING
 from abele.capture.diagnose import user_frame
 from abele.compilation.cache import ExecutableCache
@@ -285,9 +284,6 @@ class Function:
 
     def _other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function with arguments that no program serves."""
-        weights = {weight for each in self.programs for weight in each.casts}
-        if casts.are_kept() and not casts.are_current(weights):  # of before an update
-            return self._body(*args, **kwargs)
         self._calls += 1
         self._compare_batches(args, kwargs)
         if self._calls == 1:

@@ -12,6 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from abele import _torch
+from abele._torch.casts import Casts
 from abele.errors import CaptureError
 from abele.functions.varying import Item, Slots
 from abele.trace.adopted import Adopted
@@ -25,6 +26,8 @@ _OF_GRADIENT = (
     *(_Tensor.grad.__get__, _Tensor.grad.__set__, _Tensor.grad.__delete__),
     *(_Tensor.requires_grad.__set__, _Tensor.requires_grad_),
 )
+# Conversions that autocast does not make, by which code may cast a weight.
+_EXPLICIT = {_Tensor.to, _Tensor.type, _Tensor.type_as, _Tensor.bfloat16, _Tensor.half}
 _ALIASING = (_Tensor.data.__get__, _Tensor.detach)
 
 
@@ -104,11 +107,13 @@ class RealTensors(TorchFunctionMode):
         adopted: Adopted,
         numbers: Slots,
         moved: dict[int, tuple[torch.Tensor, torch.Tensor]],
+        casting: Casts | None = None,
     ):
         super().__init__()
         self._errors: list[Exception] = []  # of values that were read and are not known
         self._moved = moved  # by id, what was assigned to the data of a tensor, and the tensor
         self._grads, self._adopted, self._numbers = grads, adopted, numbers
+        self._casting = casting
         self._aliases = collections.defaultdict[int, list[weakref.ref[Any]]](list)
 
     def __torch_function__(
@@ -133,6 +138,9 @@ class RealTensors(TorchFunctionMode):
                 self._grads.note(first)
                 if func == _Tensor.grad.__delete__ or args[-1] is None:
                     self._grads.note_emptied([first])
+            if func in _EXPLICIT and self._casting is not None:
+                with self._casting.paused():
+                    return func(*args, **(kwargs or {}))
             if func in _ALIASING:
                 alias = func(*args, **(kwargs or {}))
                 self._aliases[id(first)].append(weakref.ref(alias))

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from abele import _torch
-from abele._torch.casts import is_cast_once
 from abele.capture import reachable
 from abele.capture.leftovers import ABSENT, Leftovers, write
 from abele.containers import is_array
@@ -187,11 +186,6 @@ class Reached:
             self._iterators.append((path, value))
         elif isinstance(value, _GENERATORS) or (is_array(value) and value.size <= _MOST):
             self._contents.append((path, value, _content(value)))
-
-    def weights(self) -> list[torch.Tensor]:
-        """Return the tensors that objects and variables hold and whose casts autocast keeps."""
-        found = {id(each): each for each in self._tensors()}.values()
-        return [each for each in found if is_cast_once(each)]
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         values = (before for _, _, before, _ in self._entries())

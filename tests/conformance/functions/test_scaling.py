@@ -193,22 +193,6 @@ def test_autocast_around_calls_with_weights_of_several_types(wrap):
     return call, lambda: task
 
 
-@compiles(programs=1, calls=7)
-def test_autocast_around_several_calls_keeps_casts(wrap):
-    task = Task()
-
-    @wrap
-    def step(x, y):
-        return task.update(task.loss(x, y))
-
-    def call(i):
-        with torch.autocast("cpu", torch.bfloat16):
-            first = step(*batch(i))
-            return first if i < 2 else (first, step(*batch(i + 9)), step(*batch(i + 19)))
-
-    return call, lambda: task
-
-
 @compiles(programs=1)
 def test_validation_inside_of_one_block_of_autocast(wrap):
     task = Task()
@@ -228,23 +212,128 @@ def test_validation_inside_of_one_block_of_autocast(wrap):
     return call, lambda: task
 
 
-@stays_eager(match="keeps casts of weights from before", calls=6)
+class Block:
+    """A block of autocast around all calls of a case."""
+
+    def __init__(self, calls, **options):
+        self._autocast, self._last = torch.autocast("cpu", torch.bfloat16, **options), calls - 1
+
+    def call(self, i, function):
+        if i == 0:
+            self._autocast.__enter__()
+        try:
+            return function()
+        finally:
+            if i == self._last:
+                self._autocast.__exit__(None, None, None)
+
+
+@compiles(programs=1, calls=20)
 def test_all_calls_inside_of_one_block_of_autocast(wrap):
+    task, block = Task(), Block(20)
+
+    @wrap
+    def step(x, y):
+        return task.update(task.loss(x, y))
+
+    return lambda i: block.call(i, lambda: step(*batch(i))), lambda: task
+
+
+@compiles(programs=2, calls=20)
+def test_two_functions_inside_of_each_block_of_autocast(wrap):
+    layers = nn.Sequential(nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(6, 3))
+    task = Task(torch.optim.Adam, model=layers)
+
+    @wrap
+    def first(x, y):
+        return task.update(task.loss(x[:, None], y))
+
+    @wrap
+    def second(x, y):
+        out = task.model(x[:, None])
+        return task.update((out.float() - F.one_hot(y, 3)).square().mean())
+
+    def call(i):
+        with torch.autocast("cpu", torch.bfloat16):
+            return first(*batch(i)), second(*batch(i)), first(*batch(i + 40))
+
+    return call, lambda: task
+
+
+@compiles(programs=2, calls=20)
+def test_validation_before_training_inside_of_each_block_of_autocast(wrap):
     task = Task()
-    autocast = torch.autocast("cpu", torch.bfloat16)
+
+    @wrap
+    @torch.no_grad()
+    def validate(x, y):
+        return F.cross_entropy(task.model(x), y)
 
     @wrap
     def step(x, y):
         return task.update(task.loss(x, y))
 
     def call(i):
-        if i == 0:
-            autocast.__enter__()
-        try:
+        with torch.autocast("cpu", torch.bfloat16):
+            before = [validate(*batch(i))] if i % 3 else []
+            return *before, step(*batch(i)), validate(*batch(i))
+
+    return call, lambda: task
+
+
+@compiles(programs=1, calls=20)
+def test_validation_and_training_in_one_function_inside_of_autocast(wrap):
+    task, block = Task(), Block(20)
+
+    @wrap
+    def step(x, y):
+        with torch.no_grad():
+            before = task.loss(x, y)
+        return before, task.update(task.loss(x, y))
+
+    return lambda i: block.call(i, lambda: step(*batch(i))), lambda: task
+
+
+@compiles(programs=1, calls=20)
+def test_code_that_converts_weights_itself_inside_of_autocast(wrap):
+    task, block = Task(), Block(20)
+    scale = nn.Parameter(torch.ones(5, 5))
+    task.optimizer.add_param_group({"params": [scale]})
+
+    @wrap
+    def step(x, y):
+        x = x.bfloat16() * scale.to(torch.bfloat16).sum(0)
+        return task.update(F.cross_entropy(task.model(x @ scale), y))
+
+    return lambda i: block.call(i, lambda: step(*batch(i))), lambda: (task, scale)
+
+
+@compiles(programs=1, calls=20)
+def test_autocast_in_a_function_inside_of_a_block_without(wrap):
+    task, block = Task(), Block(20, enabled=False)
+
+    @wrap
+    def step(x, y):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = task.loss(x, y)
+        return task.update(loss)
+
+    return lambda i: block.call(i, lambda: step(*batch(i))), lambda: task
+
+
+@stays_eager(match="changes a weight before torch.autocast casts it", calls=6)
+def test_weights_that_change_before_they_are_cast(wrap):
+    task = Task()
+
+    @wrap
+    def step(x, y):
+        with torch.no_grad():
+            task.model.weight.mul_(0.9)
+        return task.update(task.loss(x, y))
+
+    def call(i):
+        with torch.autocast("cpu", torch.bfloat16):
             return step(*batch(i))
-        finally:
-            if i == 5:
-                autocast.__exit__(None, None, None)
 
     return call, lambda: task
 
