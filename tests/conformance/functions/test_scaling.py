@@ -113,6 +113,32 @@ def test_two_optimizers_of_one_scaler(wrap):
     return lambda i: step(*batch(i)), lambda: (first, second, scaler.state_dict())
 
 
+@compiles(programs=2, calls=20)
+def test_a_scaler_in_two_functions(wrap):
+    task, scaler = Task(torch.optim.NAdam), torch.amp.GradScaler("cpu", growth_interval=2)
+
+    @wrap
+    def backward(x, y):
+        task.optimizer.zero_grad()
+        loss = task.loss(x, y)
+        scaler.scale(loss).backward()
+        return loss
+
+    @wrap
+    def update():
+        scaler.unscale_(task.optimizer)
+        norm = nn.utils.clip_grad_norm_(task.model.parameters(), 0.5)
+        scaler.step(task.optimizer)
+        scaler.update()
+        return norm
+
+    def call(i):
+        x, y = batch(i)
+        return backward(x * (float("inf") if i in INFINITE else 1), y), update()
+
+    return call, lambda: (task, scaler.state_dict())
+
+
 @stays_eager(match=r"between unscale_\(\) or step\(\) of a GradScaler and its update\(\)")
 def test_a_scaler_is_updated_outside(wrap):
     task, scaler = Task(), torch.amp.GradScaler("cpu")
@@ -242,7 +268,7 @@ def test_all_calls_inside_of_one_block_of_autocast(wrap):
 @compiles(programs=2, calls=20)
 def test_two_functions_inside_of_each_block_of_autocast(wrap):
     layers = nn.Sequential(nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(6, 3))
-    task = Task(torch.optim.Adam, model=layers)
+    task = Task(torch.optim.NAdam, model=layers)
 
     @wrap
     def first(x, y):
