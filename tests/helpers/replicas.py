@@ -74,6 +74,10 @@ def several_buckets(wrap):
     return plain(wrap, bucket_cap_mb=0.0001)
 
 
+def all_used_of_several_buckets(wrap):
+    return plain(wrap, bucket_cap_mb=0.0001, find_unused_parameters=True)
+
+
 def statistics_of_rank_0(wrap):
     """BatchNorm whose statistics differ between processes until they are broadcast."""
     task = Task(network(nn.BatchNorm1d(8)))
@@ -184,9 +188,9 @@ def one_is_plain(wrap):
     return lambda i: step(*task.batch(i)), lambda: task
 
 
-def uneven_numbers_of_batches(wrap):
+def uneven_numbers_of_batches(wrap, **options):
     """Process 1 has no batch in some calls, and joins."""
-    task = Task(network(nn.BatchNorm1d(8)))
+    task = Task(network(nn.BatchNorm1d(8)), **options)
     step = step_of(task, wrap)
 
     def call(i):
@@ -196,9 +200,13 @@ def uneven_numbers_of_batches(wrap):
     return call, lambda: task
 
 
-def after_a_forward_alone(wrap):
+def uneven_and_looked_for(wrap):
+    return uneven_numbers_of_batches(wrap, find_unused_parameters=True)
+
+
+def after_a_forward_alone(wrap, **options):
     """The hooks of gradients wait for a backward while another shape is captured."""
-    task = Task()
+    task = Task(**options)
     step = step_of(task, wrap)
 
     def call(i):
@@ -207,6 +215,10 @@ def after_a_forward_alone(wrap):
         return step(*task.batch(i, 4 if i < 3 else 3))
 
     return call, lambda: task
+
+
+def after_a_forward_that_looks(wrap):
+    return after_a_forward_alone(wrap, find_unused_parameters=True)
 
 
 def kept_gradients(wrap):
@@ -249,6 +261,30 @@ def unused_parameters(wrap):
         return task.update(mse_loss(task.model(x, both), y))
 
     return lambda i: step(*task.batch(i), i < 3 or (i + dist.get_rank()) % 2 == 0), lambda: task
+
+
+def looked_for_and_accumulated(wrap):
+    """A layer that is used in ``no_sync`` only, in some steps."""
+    task = Task(Branches(), find_unused_parameters=True)
+
+    @wrap
+    def add(x, y):
+        mse_loss(task.model(x, True), y).backward()
+
+    @wrap
+    def step(x, y, both):
+        loss = mse_loss(task.model(x, both), y)
+        loss.backward()
+        task.optimizer.step()
+        task.optimizer.zero_grad()
+        return loss
+
+    def call(i):
+        with task.model.no_sync():
+            add(*task.batch(10 * i))
+        return step(*task.batch(i), i < 3)
+
+    return call, lambda: task
 
 
 def static_graph(wrap):
@@ -306,10 +342,12 @@ def exchanged_by_hand(wrap):
 PROGRAMS = (
     *(plain, views_of_buckets, several_buckets, statistics_of_rank_0, own_statistics),
     *(accumulated_outside, accumulated_inside, one_loss_of_two_forwards, two_models, frozen_layer),
+    *(unused_parameters, looked_for_and_accumulated, all_used_of_several_buckets),
+    *(uneven_and_looked_for, after_a_forward_that_looks),
     *(other_shapes, one_is_plain, uneven_numbers_of_batches, after_a_forward_alone, kept_gradients),
 )
 EAGER = (
-    *(unused_parameters, unused_and_not_looked_for, static_graph, communication_hook),
+    *(unused_and_not_looked_for, static_graph, communication_hook),
     *(fully_sharded, exchanged_by_hand),
 )
 CASES = {each.__name__: each for each in (*PROGRAMS, *EAGER)}

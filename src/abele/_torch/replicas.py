@@ -5,15 +5,21 @@ program meets processes whose values torch computes.
 """
 
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+# pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from abele._torch import outside_the_trace
 
 _DDP: Any = DistributedDataParallel
 _UNTYPED: Any = torch._C
@@ -35,8 +41,9 @@ def refused(model: DistributedDataParallel) -> str | None:
         ("a forward of its own", kind.forward is not _DDP.forward),
         ("static_graph=True", own.static_graph),
         (
-            "find_unused_parameters=True (leave it out where each step uses all parameters)",
-            own.find_unused_parameters,
+            "find_unused_parameters=True and gradients that are views, or skipped",
+            own.find_unused_parameters
+            and (own.gradient_as_bucket_view or own.skip_all_reduce_unused_params),
         ),
         ("mixed_precision", own.mixed_precision is not None),
         ("delay_all_reduce_named_params", own._delay_all_reduce_params),
@@ -126,6 +133,10 @@ def averaged(
             torch.mul(given[key], share, out=view)
         exchanges.append(own.reducer._run_comm_hook(bucket))
         found |= zip(keys, views, strict=True)
+    if own.find_unused_parameters:  # which all processes compare, behind their gradients
+        used = torch.ones(len(params), dtype=torch.int32, device=params[0].device)
+        exchanges.append(own.process_group.allreduce([used]))
+        _used_maps[model].zero_()
     for each in exchanges:
         each.wait()
     return [found[id(param)] for param in params]
@@ -139,8 +150,7 @@ def _averaged_by_hooks(
     try:
         for param, grad in zip(params, grads, strict=True):
             param.grad = grad.detach().clone()
-        own.reducer.prepare_for_backward([])
-        _touch(params)
+        _touch(own, params, prepare=True)
         own._check_reducer_finalized()
         found: list[Any] = [param.grad for param in params]
         # Buckets are written again by the next exchange.
@@ -171,10 +181,14 @@ def settle(model: DistributedDataParallel) -> bool:
     kind: Any = _Alone
     alone = kind(0, 1)
     own.reducer._update_process_group(alone)
+    finds = bool(own.find_unused_parameters)
     try:
         for param in params:
-            param.grad = None
-        _touch(params)
+            param.grad = torch.zeros_like(param) if finds else None
+        with _UsedMap(len(params)) if finds else contextlib.nullcontext() as seen:
+            _touch(own, params, prepare=finds)
+        if seen is not None:
+            _used_maps[model] = seen.restored()
     finally:
         own.reducer._update_process_group(own.process_group)
         for param, grad in zip(params, before, strict=True):
@@ -182,12 +196,54 @@ def settle(model: DistributedDataParallel) -> bool:
     return True
 
 
-def _touch(params: Sequence[torch.Tensor]) -> None:
+def _touch(own: Any, params: Sequence[torch.Tensor], *, prepare: bool) -> None:
     """Run the hooks of gradients, and add nothing to these."""
     function: Any = _Touching
     with torch.enable_grad():
         done = function.apply(*params)
+    if prepare:
+        own.reducer.prepare_for_backward([done] if own.find_unused_parameters else [])
     done.backward()
+
+
+# What marks the parameters that a backward has used, of models that look for unused ones.
+_used_maps = weakref.WeakKeyDictionary[DistributedDataParallel, torch.Tensor]()
+
+
+class _UsedMap(TorchDispatchMode):
+    """Finds the map of used parameters, which hooks of gradients write."""
+
+    def __init__(self, count: int):
+        super().__init__()
+        self._count, self._found = count, list[tuple[torch.Tensor, torch.Tensor]]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        first: Any = args[0] if args else None
+        is_map = isinstance(first, torch.Tensor) and first.dtype == torch.int32
+        if is_map and not self._found and first.shape == (self._count,):
+            self._found.append((first, first.clone()))
+        return func(*args, **(kwargs or {}))
+
+    def restored(self) -> torch.Tensor:
+        """Return the map, with its marks from before."""
+        ((found, before),) = self._found
+        return found.copy_(before)
+
+
+class Unmarked(TorchDispatchMode):
+    """Leaves the maps of used parameters as they are while hooks of gradients run in a trace."""
+
+    def __init__(self):
+        super().__init__()
+        self._element = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if args and any(args[0] is each for each in _used_maps.values()):
+            with outside_the_trace():
+                self._element: Any = func(*args)
+            return self._element
+        is_write = self._element is not None and args[0] is self._element
+        return args[0] if is_write else func(*args, **(kwargs or {}))
 
 
 class _Touching(torch.autograd.Function):

@@ -99,7 +99,9 @@ class Replicas:
             return backward
 
         forwards = DistributedDataParallel, "forward", forward_of
-        with replaced(forwards, (torch.autograd, "backward", backward_of)):
+        finds = any(each.find_unused_parameters for _, each in self._models.values())
+        unmarked = replicas.Unmarked() if finds else contextlib.nullcontext()
+        with replaced(forwards, (torch.autograd, "backward", backward_of)), unmarked:
             yield
         for node in reversed(_torch.traced_nodes()):
             if "c10d" in str(node.target):
@@ -117,6 +119,11 @@ class Replicas:
                 "of the function."
             )
         grad, sync = torch.is_grad_enabled(), bool(model.require_backward_grad_sync)
+        if grad and not sync and model.find_unused_parameters:
+            raise CaptureError(
+                f"A DistributedDataParallel with find_unused_parameters=True is called in no_sync, "
+                f"at {user_line()}, and has to note which parameters are used. {_PLAIN}"
+            )
         buffers = replicas.buffers_of(model)
         function = functools.partial(_forward, model, grad, sync)
         found = self._exchanged(model, "forward", function, buffers)
@@ -152,8 +159,8 @@ class Replicas:
         if count < len(params):
             raise CaptureError(
                 f"A backward gives {count} of {len(params)} parameters of a "
-                "DistributedDataParallel a gradient, which then never ends its exchange. Compute a "
-                "loss of all parameters, or freeze the others before it is made."
+                "DistributedDataParallel a gradient, and a program exchanges those of all. Compute "
+                "a loss of all parameters, or freeze the others before it is made."
             )
         grads: list[Any] = [param.grad for param in params]
         function = functools.partial(_backward, model, params)

@@ -101,9 +101,9 @@ def test_settings_that_no_program_follows():
     assert replicas.refused(model()) is None
     assert replicas.refused(model(gradient_as_bucket_view=True)) is None
     assert replicas.refused(Other(nn.Linear(2, 2))) == "a forward of its own"
-    unused = replicas.refused(model(find_unused_parameters=True))
-    assert unused is not None
-    assert unused.startswith("find_unused_parameters=True")
+    assert replicas.refused(model(find_unused_parameters=True)) is None
+    unused = replicas.refused(model(find_unused_parameters=True, gradient_as_bucket_view=True))
+    assert unused == "find_unused_parameters=True and gradients that are views, or skipped"
     assert replicas.refused(model(static_graph=True)) == "static_graph=True"
     replica = model()
     replica._register_buffer_comm_hook(None, _buffer_hook)
@@ -119,3 +119,21 @@ def test_buffers_that_are_broadcast():
     replica = model()
     assert list(map(id, replicas.buffers_of(replica))) == list(map(id, replica.buffers()))
     assert replicas.buffers_of(model(broadcast_buffers=False)) == []
+
+
+@pytest.mark.usefixtures("group")
+def test_marks_of_used_parameters_stay_as_they_are():
+    replica = model(find_unused_parameters=True)
+    backward(replica)
+    assert replicas.settle(replica)
+    used = replicas._used_maps[replica]
+    assert not used.any()
+    with replica.no_sync():
+        backward(replica)
+        assert used.all()
+        assert replicas.settle(replica)
+        assert used.all()
+        used.zero_()
+        with replicas.Unmarked():
+            backward(replica)
+    assert not used.any()
