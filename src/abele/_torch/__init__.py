@@ -22,6 +22,7 @@ from typing import Any, TypeGuard, cast
 import torch
 
 from abele._torch import versions
+from abele._torch.replaced import replaced
 from abele._torch.versions import optional
 from abele.locks import Lock
 
@@ -232,20 +233,14 @@ def causal_masks_from(
 @contextlib.contextmanager
 def distributions_check_by(check: Callable[[torch.Tensor], bool]) -> Generator[None]:
     """Let a function judge the masks of valid arguments of torch distributions, in a block."""
-    functions: Any = torch
-    original = functions._is_all_true
-    thread = threading.get_ident()
 
-    def is_all_true(valid: torch.Tensor) -> Any:
-        caller = sys._getframe(1).f_globals.get("__name__")
-        own = caller == "torch.distributions.distribution" and threading.get_ident() == thread
-        return check(valid) if own and isinstance(valid, FakeTensor) else original(valid)
+    def is_all_true(original: Any, valid: torch.Tensor) -> Any:
+        caller = sys._getframe(2).f_globals.get("__name__")  # behind ``replaced``
+        own = caller == "torch.distributions.distribution" and isinstance(valid, FakeTensor)
+        return check(valid) if own else original(valid)
 
-    functions._is_all_true = is_all_true
-    try:
+    with replaced((torch, "_is_all_true", is_all_true)):
         yield
-    finally:
-        functions._is_all_true = original
 
 
 @contextlib.contextmanager

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from abele._torch.replaced import replaced
+
 _UNTYPED: Any = torch
 TO_COPY: Any = torch.ops.aten._to_copy.default
 
@@ -85,6 +87,30 @@ class Casts(TorchDispatchMode):
         if func is TO_COPY and not self._is_paused and _is_cast_once(args[0], kwargs.get("dtype")):
             self.found.setdefault(id(args[0]), Cast(args[0], kwargs["dtype"]))
         return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def caching(casts: Casts | None, *, enabled: bool) -> Generator[None]:
+    """Let autocast cast each weight once in a ``with`` block, if enabled.
+
+    Args:
+        casts: finds the casts, of which autocast keeps none then; None to find none.
+        enabled: the cache of casts is on, in a trace of torch's, which turns it off.
+    """
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(enabled and casts is None)
+    try:
+        with contextlib.ExitStack() as finding:
+            if casts is not None:
+                finding.enter_context(replaced((torch, "set_autocast_cache_enabled", _ignore)))
+                finding.enter_context(casts)
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
+def _ignore(original: Any, enabled: bool) -> None:
+    """Leave the cache of casts as it is."""
 
 
 def _is_cast_once(tensor: torch.Tensor, dtype: Any) -> bool:

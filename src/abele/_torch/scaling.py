@@ -22,44 +22,36 @@ def is_pending(scaler: Any) -> bool:
 def replacements(
     skipping: Callable[[torch.Tensor], contextlib.AbstractContextManager[None]],
 ) -> Sequence[tuple[Any, str, Callable[..., Any]]]:
-    """Return owner, name and maker of each function that a trace replaces.
+    """Return owner, name and replacement of each function that a trace replaces.
 
     Args:
         skipping: returns a context in which an optimizer changes nothing where a 0-d bool tensor
             is true.
     """
 
-    def stepping(original: Any) -> Any:
-        def step(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
-            found: Any = sum(state["found_inf_per_device"].values())
-            with skipping(found != 0):
-                return optimizer.step(*args, **kwargs)
+    def step(original: Any, scaler: Any, optimizer: Any, state: Any, *args: Any, **kw: Any) -> Any:
+        found: Any = sum(state["found_inf_per_device"].values())
+        with skipping(found != 0):
+            return optimizer.step(*args, **kw)
 
-        return step
-
-    def updating(original: Any) -> Any:
-        def update(scaler: Any, *args: Any, **kwargs: Any) -> None:
-            states = getattr(scaler, "_per_optimizer_states", None)
-            original(scaler, *args, **kwargs)
-            if states is not None:  # in place of a new dictionary
-                states.clear()
-                scaler._per_optimizer_states = states
-
-        return update
+    def update(original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
+        states = getattr(scaler, "_per_optimizer_states", None)
+        original(scaler, *args, **kwargs)
+        if states is not None:  # in place of a new dictionary
+            states.clear()
+            scaler._per_optimizer_states = states
 
     return (
-        (torch.amp.GradScaler, "_maybe_opt_step", stepping),
-        (torch.amp.GradScaler, "update", updating),
-        (torch, "_amp_foreach_non_finite_check_and_unscale_", _by(_unscale)),
-        (torch, "_amp_update_scale_", _by(_update)),
+        (torch.amp.GradScaler, "_maybe_opt_step", step),
+        (torch.amp.GradScaler, "update", update),
+        (torch, "_amp_foreach_non_finite_check_and_unscale_", _unscale),
+        (torch, "_amp_update_scale_", _update),
     )
 
 
-def _by(function: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
-    return lambda original: function
-
-
-def _unscale(grads: Sequence[torch.Tensor], found_inf: torch.Tensor, inverse: torch.Tensor) -> None:
+def _unscale(
+    original: Any, grads: Sequence[torch.Tensor], found_inf: torch.Tensor, inverse: torch.Tensor
+) -> None:
     for grad in grads:
         found = grad.isfinite().logical_not().any().to(found_inf.dtype)
         found_inf.copy_(torch.maximum(found_inf, found))
@@ -67,6 +59,7 @@ def _unscale(grads: Sequence[torch.Tensor], found_inf: torch.Tensor, inverse: to
 
 
 def _update(
+    original: Any,
     scale: torch.Tensor,
     tracker: torch.Tensor,
     found_inf: torch.Tensor,

@@ -40,6 +40,7 @@ class Arguments:
         copies: of these, with which the call is traced.
         places: the order of those with which the call is traced, by ``id``.
         arrays: the NumPy arrays among the leaves, their types by index.
+        laid: by ``id`` of traced tensors without the gaps that these have, tensors with them.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Arguments:
         self._expands, self.copies = expands, list[Any]()
         self.objects, self._errors = list[Any](), list[CaptureError]()
         self._latest: tuple[Any, Any] = (), {}
-        self.places = dict[int, int]()
+        self.places, self.laid = dict[int, int](), dict[int, tuple[torch.Tensor, torch.Tensor]]()
         leaves, self._structure = self._flat(args, kwargs)
         self._unread = {i: each for i, each in (unread or {}).items() if isinstance(i, int)}
         self.present: Sequence[Any] = leaves
@@ -106,12 +107,19 @@ class Arguments:
         """Return arguments with other tensors, in the layouts of the call's own."""
         leaves = list(self._leaves)
         self._errors.clear()
+        self.laid.clear()
         for index, stand_in in self._unread.items():
             leaves[index] = stand_in
-        for index, how, tensor in zip(self._tensors, self._orders, inputs, strict=True):
+        kinds = zip(self._tensors, self._orders, self._layouts, inputs, strict=True)
+        for index, how, expected, tensor in kinds:
             if how != sorted(how):
                 tensor = tensor.permute([how.index(axis) for axis in range(len(how))])
             leaves[index] = tensor
+            if expected[4] not in (None, tensor.stride()):
+                with _torch.outside_the_trace():
+                    shape, strides = tensor.shape, expected[4]
+                    laid = torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta")
+                self.laid[id(tensor)] = tensor, laid
             if index in self.arrays:
                 now = operator.itemgetter(index)
                 dtype = self.arrays[index]
@@ -252,9 +260,12 @@ def layout(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def order(tensor: torch.Tensor) -> list[int]:
-    """Return the dimensions of a tensor by falling strides; as they are if it is contiguous."""
+    """Return the dimensions of a tensor by falling strides; as they are if these do not tell."""
     axes = list(range(tensor.dim()))
-    if tensor.is_contiguous():
+    expanded = any(
+        size > 1 and not step for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    if tensor.is_contiguous() or expanded:
         return axes
     return sorted(axes, key=lambda axis: -tensor.stride(axis))
 

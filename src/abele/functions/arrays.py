@@ -16,9 +16,9 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from abele._torch.replaced import Function, replaced
 from abele.capture.diagnose import user_frame
 from abele.errors import CaptureError, DataDependentError
-from abele.functions.replaced import replaced
 from abele.functions.varying import Unread
 from abele.warn import user_line
 
@@ -111,8 +111,8 @@ def conversions() -> Generator[None]:
     Raises:
         DataDependentError: another function is called with a stand-in.
     """
-    shared = functools.partial(_converting, tensor_of=torch.Tensor.detach)
-    copied = functools.partial(_converting, tensor_of=torch.Tensor.clone)
+    shared = functools.partial(_convert, torch.Tensor.detach)
+    copied = functools.partial(_convert, torch.Tensor.clone)
     names = ("from_numpy", "as_tensor", "asarray")
     try:
         with replaced(*((torch, name, shared) for name in names), (torch, "tensor", copied)):
@@ -127,15 +127,16 @@ def conversions() -> Generator[None]:
         ) from error
 
 
-def _converting(
-    original: Callable[..., Any], tensor_of: Callable[[torch.Tensor], torch.Tensor]
-) -> Callable[..., Any]:
-    def convert(data: Any, *args: Any, **kwargs: Any) -> Any:
-        if type(data) is not GivenArray:
-            return original(data, *args, **kwargs)
-        if args or not {*kwargs} <= {"dtype", "device", "requires_grad"}:
-            return data.refuse()
-        tensor = tensor_of(data.tensor).to(kwargs.get("device"), kwargs.get("dtype"))
-        return tensor.requires_grad_(bool(kwargs.get("requires_grad")))
-
-    return convert
+def _convert(
+    tensor_of: Callable[[torch.Tensor], torch.Tensor],
+    original: Function,
+    data: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    if type(data) is not GivenArray:
+        return original(data, *args, **kwargs)
+    if args or not {*kwargs} <= {"dtype", "device", "requires_grad"}:
+        return data.refuse()
+    tensor = tensor_of(data.tensor).to(kwargs.get("device"), kwargs.get("dtype"))
+    return tensor.requires_grad_(bool(kwargs.get("requires_grad")))

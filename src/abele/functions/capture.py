@@ -21,6 +21,7 @@ import torch
 from abele import _torch
 from abele._torch import casts, scaling
 from abele._torch.dynamo import compiled_functions_run_plainly
+from abele._torch.replaced import Function, replaced
 from abele.capture import reachable
 from abele.capture.core import tracing
 from abele.capture.diagnose import explained
@@ -37,7 +38,6 @@ from abele.functions.journal import Grad, GradJournal, RealTensors
 from abele.functions.optimizers import Numbers, TracedSteps
 from abele.functions.parallel import Replicas
 from abele.functions.randomness import without_output, without_random_numbers
-from abele.functions.replaced import replaced
 from abele.functions.state import Changed, Reached, Stored
 from abele.functions.varying import Item, Place, Slots, Unread, Varying, entry_of
 from abele.ops.host_call import HostCalls
@@ -451,6 +451,8 @@ class _Capture:
         return cast("Any", kind)(map(enter, value)) if enters else value
 
     def _leaf(self, leaf: Any, outputs: list[torch.Tensor]) -> Any:
+        if isinstance(leaf, _torch.FakeTensor):
+            _refuse_attributes(leaf)
         if id(leaf) in self._moved:
             owner = self._moved[id(leaf)][1]
             return View(owner, owner.shape, owner.stride(), 0, owner.dtype)
@@ -550,10 +552,10 @@ class _Capture:
         }
         self._refuse_pending()
         with (
-            self._casting(),
+            casts.caching(self._casts, enabled=self._caches_casts),
             torch.autograd.set_multithreading_enabled(False),
             without_random_numbers() as self._repeated,
-            without_output(),
+            without_output(self.reached.streams),
             self.steps.replaced(),
             self._replicas.replaced(),
             explained(subject="The function"),
@@ -567,6 +569,7 @@ class _Capture:
         ):
             result = self.function(*args, **kwargs)
             observed.require_known()
+            self._refuse_late_casts()
             self._observed_tensors = observed
         self._refuse_pending()
         self.arguments.require_unchanged(args, kwargs)
@@ -581,26 +584,7 @@ class _Capture:
                 "update(). Call unscale_(), step() and update() in one function."
             )
 
-    @contextlib.contextmanager
-    def _casting(self) -> Generator[None]:
-        """Let autocast cast each weight once in a ``with`` block, or find casts that it keeps.
-
-        No cast without data may be kept beyond the trace.
-        """
-        before = torch.is_autocast_cache_enabled()
-        finding = contextlib.ExitStack()
-        torch.set_autocast_cache_enabled(self._caches_casts and self._casts is None)
-        if self._casts is not None:
-            finding.enter_context(replaced((torch, "set_autocast_cache_enabled", _without_effect)))
-            finding.enter_context(self._casts)
-        try:
-            with finding:
-                yield
-                self._refuse_cast_late()
-        finally:
-            torch.set_autocast_cache_enabled(before)
-
-    def _refuse_cast_late(self) -> None:
+    def _refuse_late_casts(self) -> None:
         """Refuse weights that change before autocast casts them."""
         changed, found = set[torch.fx.Node](), {} if self._casts is None else self._casts.found
         for node in _torch.traced_nodes() if found else ():
@@ -620,6 +604,9 @@ class _Capture:
 
     def _check_gradients_of(self, inputs: Sequence[torch.Tensor]) -> None:
         """Refuse gradients of arguments, which would leave the call."""
+        for leaf in self.arguments.given:
+            if isinstance(leaf, _torch.FakeTensor):
+                _refuse_attributes(leaf)
         for item, tensor in zip(self.arguments.named, inputs, strict=True):
             if tensor.requires_grad and not item.requires_grad:
                 raise CaptureError(
@@ -645,35 +632,36 @@ class _Capture:
     def _observed(self) -> Generator[RealTensors]:
         """Note calls of backward and what the function does to real tensors."""
 
-        def emptying(original: Callable[..., Any]) -> Callable[..., Any]:
-            def zero_grad(owner: Any, *args: Any, **kwargs: Any) -> None:
-                self._grads.note_emptied(_params_of(owner))
-                original(owner, *args, **kwargs)
+        def zero_grad(original: Function, owner: Any, *args: Any, **kwargs: Any) -> None:
+            self._grads.note_emptied(_params_of(owner))
+            original(owner, *args, **kwargs)
 
-            return zero_grad
+        def backward(original: Function, *args: Any, **kwargs: Any) -> Any:
+            self._backward = True
+            _torch.mark_traced("forward")
+            for node in reversed(_torch.traced_nodes()):
+                recurrent_layers.require_only_readers(node.graph)
+                break
+            result = original(*args, **kwargs)
+            _torch.mark_traced("backward")
+            return result
 
-        def noting(original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                self._backward = True
-                _torch.mark_traced("forward")
-                for node in reversed(_torch.traced_nodes()):
-                    recurrent_layers.require_only_readers(node.graph)
-                    break
-                result = original(*args, **kwargs)
-                _torch.mark_traced("backward")
-                return result
+        def tolist(original: Function, tensor: Any) -> Any:
+            return cast("Any", torch.Tensor).tolist(tensor)
 
-            return call
-
-        backwards = [(torch.autograd, name, noting) for name in ("backward", "grad")]
-        owners, untyped = (torch.optim.Optimizer, torch.nn.Module), cast("Any", torch.Tensor)
+        laid = self.arguments.laid
         with (
             replaced(
-                *backwards,
-                *((owner, "zero_grad", emptying) for owner in owners),
-                (_torch.FakeTensor, "tolist", lambda original: untyped.tolist),
+                *((torch.autograd, name, backward) for name in ("backward", "grad")),
+                *(
+                    (each, "zero_grad", zero_grad)
+                    for each in (torch.optim.Optimizer, torch.nn.Module)
+                ),
+                (_torch.FakeTensor, "tolist", tolist),
             ),
-            RealTensors(self._grads, self.adopted, self.numbers, self._moved, self._casts) as mode,
+            RealTensors(
+                self._grads, self.adopted, self.numbers, self._moved, self._casts, laid
+            ) as mode,
         ):
             yield mode
 
@@ -710,8 +698,15 @@ class _Capture:
         )
 
 
-def _without_effect(original: Callable[..., Any]) -> Callable[[bool], None]:
-    return lambda enabled: None
+def _refuse_attributes(tensor: torch.Tensor) -> None:
+    """Refuse attributes that the function sets on a tensor which others see."""
+    own = {*dir(_torch.FakeTensor), *_torch.FakeTensor.__annotations__}
+    for name in vars(tensor):
+        if name not in own and "_memo" not in name:
+            raise CaptureError(
+                f"The function sets attribute {name!r} of a tensor that it is given, returns or "
+                "keeps, which a program does not. Return the value, or keep it elsewhere."
+            )
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -199,10 +199,14 @@ def is_installed(function: Any) -> bool:
     return code is not None and _PACKAGES.search(code.co_filename) is not None
 
 
+def is_of_python(file: str) -> bool:
+    """Return whether a source file is Python's own."""
+    return file.startswith(_STDLIB) and not _PACKAGES.search(file)
+
+
 def _is_of_library(file: str) -> bool:
     """Return whether a source file is torch's, this project's or Python's own."""
-    own = file.startswith(_STDLIB) and not _PACKAGES.search(file)
-    own = own or _OPAQUE.search(file) is not None
+    own = is_of_python(file) or _OPAQUE.search(file) is not None
     return own or file.startswith("<frozen") or libraries.has_file(file)
 
 

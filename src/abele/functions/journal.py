@@ -5,7 +5,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ _OF_GRADIENT = (
 )
 # Conversions that autocast does not make, by which code may cast a weight.
 _EXPLICIT = {_Tensor.to, _Tensor.type, _Tensor.type_as, _Tensor.bfloat16, _Tensor.half}
+_OF_LAYOUT = {_Tensor.is_contiguous, _Tensor.stride, _Tensor.storage_offset}
 _ALIASING = (_Tensor.data.__get__, _Tensor.detach)
 
 
@@ -108,12 +110,13 @@ class RealTensors(TorchFunctionMode):
         numbers: Slots,
         moved: dict[int, tuple[torch.Tensor, torch.Tensor]],
         casting: Casts | None = None,
+        laid: Mapping[int, tuple[torch.Tensor, torch.Tensor]] = MappingProxyType({}),
     ):
         super().__init__()
         self._errors: list[Exception] = []  # of values that were read and are not known
         self._moved = moved  # by id, what was assigned to the data of a tensor, and the tensor
         self._grads, self._adopted, self._numbers = grads, adopted, numbers
-        self._casting = casting
+        self._casting, self._laid = casting, laid
         self._aliases = collections.defaultdict[int, list[weakref.ref[Any]]](list)
 
     def __torch_function__(
@@ -124,6 +127,8 @@ class RealTensors(TorchFunctionMode):
         first = args[0] if args else None
         if func in _WHOLE and self._numbers.defers and not kwargs:
             return self._read(func, *args)
+        if func in _OF_LAYOUT and self._laid and called_by_user():
+            return func(self._as_laid(first), *args[1:], **(kwargs or {}))
         if func in _READS:
             try:
                 return func(*args)
@@ -169,6 +174,17 @@ class RealTensors(TorchFunctionMode):
             made = Item(tensor if shares else tensor.detach().clone(), read, self._numbers)
         self._numbers.items.append(made)
         return made
+
+    def _as_laid(self, tensor: Any) -> torch.Tensor:
+        """Return a tensor with the layout that an argument has in the user's memory."""
+        if id(tensor) in self._laid:
+            return self._laid[id(tensor)][1]
+        if any(_torch.memory_of(tensor) == _torch.memory_of(e) for e, _ in self._laid.values()):
+            raise CaptureError(
+                f"The function asks for the layout of a view, at {user_line()}, of an argument "
+                "whose elements do not lie together in memory. Pass contiguous() of it."
+            )
+        return tensor
 
     def _assign(self, tensor: torch.Tensor, value: Any) -> None:
         """Write assigned data into a tensor's own memory."""

@@ -31,9 +31,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from abele import _torch
+from abele._torch.replaced import replaced
 from abele.capture.gradient_hooks import refused_around_step
 from abele.errors import CaptureError
-from abele.functions.replaced import replaced
 from abele.functions.state import NotYetError, Stored
 from abele.functions.varying import Place, Unread, Varying
 from abele.step import update_rules
@@ -247,11 +247,8 @@ class TracedSteps:
                     )
             return None if kind is None else self._step(optimizer, kind, args, kwargs)
 
-        def schedule(original: Callable[..., Any]) -> Callable[..., Any]:
-            def step(scheduler: Any, *args: Any, **kwargs: Any) -> None:
-                self.schedules.append((scheduler, len(self._events), args, kwargs))
-
-            return step
+        def schedule(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+            self.schedules.append((scheduler, len(self._events), args, kwargs))
 
         before_step._is_internal = True  # type: ignore[reportFunctionMemberAccess]
         handle = register_optimizer_step_pre_hook(before_step)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import torch
@@ -21,8 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from abele import _torch
 from abele._torch import replicas
 from abele._torch.distributed_tensors import is_sharded
+from abele._torch.replaced import Function, replaced
 from abele.errors import CaptureError
-from abele.functions.replaced import replaced
 from abele.functions.state import NotYetError, Reached
 from abele.ops.host_call import HostCalls, exchange
 from abele.program.core import line_of
@@ -84,24 +84,18 @@ class Replicas:
             CaptureError: the program would not exchange what the function does.
         """
 
-        def forward_of(original: Callable[..., Any]) -> Callable[..., Any]:
-            def forward(model: Any, *args: Any, **kwargs: Any) -> Any:
-                self._begin(model)
-                return model.module(*args, **kwargs)
+        def forward(original: Function, model: Any, *args: Any, **kwargs: Any) -> Any:
+            self._begin(model)
+            return model.module(*args, **kwargs)
 
-            return forward
+        def backward(original: Function, *args: Any, **kwargs: Any) -> None:
+            with self._exchanging():
+                original(*args, **kwargs)
 
-        def backward_of(original: Callable[..., Any]) -> Callable[..., Any]:
-            def backward(*args: Any, **kwargs: Any) -> None:
-                with self._exchanging():
-                    original(*args, **kwargs)
-
-            return backward
-
-        forwards = DistributedDataParallel, "forward", forward_of
+        forwards = DistributedDataParallel, "forward", forward
         finds = any(each.find_unused_parameters for _, each in self._models.values())
         unmarked = replicas.Unmarked() if finds else contextlib.nullcontext()
-        with replaced(forwards, (torch.autograd, "backward", backward_of)), unmarked:
+        with replaced(forwards, (torch.autograd, "backward", backward)), unmarked:
             yield
         for node in reversed(_torch.traced_nodes()):
             if "c10d" in str(node.target):

@@ -5,22 +5,26 @@ from __future__ import annotations
 import builtins
 import contextlib
 import inspect
+import io
 import logging
 import random
+import sys
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Generator, Iterable
 from typing import Any
 
 import numpy as np
 import torch
 
 from abele import _torch
-from abele.errors import CaptureError
-from abele.functions.replaced import replaced
+from abele._torch.replaced import Function, replaced
+from abele.errors import CaptureError, DataDependentError
+from abele.functions.frames import is_of_python
 from abele.program.core import is_library
 from abele.warn import user_line
 
 _random: Any = torch.random
+_OWN = (__file__, inspect.getfile(inspect.unwrap(replaced)))
 
 
 @contextlib.contextmanager
@@ -39,22 +43,16 @@ def without_random_numbers() -> Generator[list[str]]:
     python, numpys = random.getstate(), np.random.get_state(legacy=False)
     torchs, seeded, repeated = _stream(), list[str](), list[str]()
 
-    def seeding(original: Callable[..., Any]) -> Callable[..., Any]:
-        def seed(number: int) -> torch.Generator:
-            seeded.append("manual_seed")
-            return original(number)
+    def seed(original: Function, number: int) -> torch.Generator:
+        seeded.append("manual_seed")
+        return original(number)
 
-        return seed
-
-    def forking(original: Callable[..., Any]) -> Callable[..., Any]:
-        def fork(*args: Any, **kwargs: Any) -> Any:
-            (repeated if is_library(_caller()) else seeded).append("fork_rng")
-            return original(*args, **kwargs)
-
-        return fork
+    def fork(original: Function, *args: Any, **kwargs: Any) -> Any:
+        (seeded if _is_by_user() else repeated).append("fork_rng")
+        return original(*args, **kwargs)
 
     try:
-        with replaced((torch, "manual_seed", seeding), (_random, "fork_rng", forking)):
+        with replaced((torch, "manual_seed", seed), (_random, "fork_rng", fork)):
             yield repeated
         now = random.getstate(), repr(np.random.get_state(legacy=False))
         drawn = now != (python, repr(numpys))
@@ -82,52 +80,58 @@ def _stream() -> bytes:
 
 
 @contextlib.contextmanager
-def without_output() -> Generator[None]:
+def without_output(streams: Iterable[io.IOBase]) -> Generator[None]:
     """Refuse output of the user's code in a ``with`` block, which a program leaves out.
 
+    Args:
+        streams: those that the code may write to, beside the standard ones.
+
     Raises:
-        CaptureError: at the print, log or warning that is shown.
+        DataDependentError: at what prints, logs, warns, opens a file to write, or writes to a
+            stream. Statements of the host may do so.
     """
 
-    def refuse(file: str) -> None:
-        if not is_library(file):
-            raise CaptureError(
-                f"The function prints, logs or warns, at {user_line()}, which a program does not "
-                "repeat. Do that in a statement of the decorated function itself, or outside."
+    def refuse(*, by_user: bool) -> None:
+        if by_user:
+            raise DataDependentError(
+                f"The function prints, logs, warns or writes, at {user_line()}, which a program "
+                "does not repeat. Do that in a statement of the decorated function itself, or "
+                "outside."
             )
 
-    def printing(original: Callable[..., Any]) -> Callable[..., Any]:
-        def prints(*args: Any, **kwargs: Any) -> None:
-            refuse(_caller())
-            original(*args, **kwargs)
+    def write(original: Function, *args: Any, **kwargs: Any) -> Any:
+        refuse(by_user=_is_by_user())
+        return original(*args, **kwargs)
 
-        return prints
+    def opened(original: Function, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        refuse(by_user=not {*mode}.isdisjoint("wax+") and _is_by_user())
+        return original(file, mode, *args, **kwargs)
 
-    def logging_of(original: Callable[..., Any]) -> Callable[..., Any]:
-        def handle(logger: logging.Logger, record: logging.LogRecord) -> None:
-            refuse(record.pathname)
-            original(logger, record)
+    def handle(original: Function, logger: logging.Logger, record: logging.LogRecord) -> None:
+        refuse(by_user=not is_library(record.pathname))
+        original(logger, record)
 
-        return handle
+    def show(original: Function, message: Any) -> None:
+        refuse(by_user=not is_library(message.filename))
+        original(message)
 
-    def warning_of(original: Callable[..., Any]) -> Callable[..., Any]:
-        def show(message: Any) -> None:
-            refuse(message.filename)
-            original(message)
-
-        return show
-
+    known = {id(each): each for each in (sys.stdout, sys.stderr, *streams)}.values()
     with replaced(
-        (builtins, "print", printing),
-        (logging.Logger, "handle", logging_of),
-        (warnings, "_showwarnmsg", warning_of),
+        (builtins, "print", write),
+        *((stream, "write", write) for stream in known if hasattr(stream, "__dict__")),
+        *((module, "open", opened) for module in (builtins, io)),
+        (logging.Logger, "handle", handle),
+        (warnings, "_showwarnmsg", show),
     ):
         yield
 
 
-def _caller() -> str:
-    """Return the file of the code that has called a replaced function."""
+def _is_by_user() -> bool:
+    """Return whether the user's code calls a replaced function, by itself or Python's own."""
     frame = inspect.currentframe()
-    for _ in range(3):  # this function, the replacement, and what chooses it
-        frame = None if frame is None else frame.f_back
-    return "" if frame is None else frame.f_code.co_filename
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file not in _OWN and not is_of_python(file):
+            return not is_library(file)
+        frame = frame.f_back
+    return False

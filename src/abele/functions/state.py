@@ -40,12 +40,21 @@ _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 
 
 def _content(value: Any) -> Any:
-    """Return the elements of an array, or the state of a generator of random numbers."""
+    """Return the elements of an array, the length of a stream, or a generator's state."""
     if is_array(value):
         return value.copy()
+    if isinstance(value, io.IOBase):
+        return value.tell()
     if isinstance(value, np.random.Generator):
         return copy.deepcopy(value.bit_generator.state)
     return value.getstate() if isinstance(value, random.Random) else value.get_state()
+
+
+def _has_content(value: Any) -> bool:
+    """Return whether ``_content`` finds changes of an object, and these can be undone."""
+    if isinstance(value, io.IOBase):
+        return not value.closed and value.seekable() and value.writable()
+    return isinstance(value, _GENERATORS) or (is_array(value) and value.size <= _MOST)
 
 
 class NotYetError(CaptureError):
@@ -184,7 +193,7 @@ class Reached:
         advances: Any = value
         if isinstance(advances, Iterator) and not isinstance(advances, io.IOBase):
             self._iterators.append((path, value))
-        elif isinstance(value, _GENERATORS) or (is_array(value) and value.size <= _MOST):
+        elif _has_content(value):
             self._contents.append((path, value, _content(value)))
 
     def _tensors(self) -> Iterator[torch.Tensor]:
@@ -232,6 +241,11 @@ class Reached:
         """The caches of functions of the user's own."""
         return [cache for _, cache, _ in self._caches if not is_installed(cache.__wrapped__)]
 
+    @property
+    def streams(self) -> list[io.IOBase]:
+        """The streams that may be written to."""
+        return [each for _, each, _ in self._contents if isinstance(each, io.IOBase)]
+
     def _changed_contents(self) -> Iterator[tuple[str, Any, Any]]:
         """Yield the arrays and generators that have other numbers than before: path, it, before."""
         for path, value, before in self._contents:
@@ -256,7 +270,7 @@ class Reached:
 
     def changes(self) -> tuple[list[Changed], list[Stored]]:
         """Return what has changed since this object was made, and which tensors were stored."""
-        found = [Changed(path, "its numbers", "others") for path, *_ in self._changed_contents()]
+        found = [Changed(path, "its content", "another") for path, *_ in self._changed_contents()]
         for path, _ in self._filled():
             raise NotYetError(
                 f"The function calls {path} with arguments that its cache does not have yet, at "
@@ -291,6 +305,9 @@ class Reached:
         for _, value, before in self._changed_contents():
             if is_array(value):
                 value[...] = before
+            elif isinstance(value, io.IOBase):
+                value.seek(before)
+                value.truncate()
             elif isinstance(value, np.random.Generator):
                 value.bit_generator.state = before
             else:

@@ -21,11 +21,11 @@ import numpy as np
 import torch
 
 from abele import _torch
+from abele._torch.replaced import replaced
 from abele.capture.leftovers import write
 from abele.containers import is_dict, is_list
 from abele.errors import CaptureError, DataDependentError
 from abele.functions.frames import attribute
-from abele.functions.replaced import replaced
 from abele.warn import user_line
 
 _MOST = 2**53  # integers above may be no float64
@@ -419,7 +419,7 @@ class Slots:
         for space, name in changed:
             space[name] = own[name]
         try:
-            with replaced(*((math, name, self._computing) for name in _OF_MATH)):
+            with replaced(*((math, name, self._compute) for name in _OF_MATH)):
                 yield
         finally:
             for each, value in zip(places, values, strict=True):
@@ -430,12 +430,9 @@ class Slots:
             if each.error is not None:  # which the user's code may have caught
                 raise each.error
 
-    def _computing(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def compute(*args: Any) -> Any:
-            varies = any(map(_is_varying, args))
-            return Derived(self, function, *args) if varies else function(*args)
-
-        return compute
+    def _compute(self, function: Callable[..., Any], *args: Any) -> Any:
+        varies = any(map(_is_varying, args))
+        return Derived(self, function, *args) if varies else function(*args)
 
     @property
     def read(self) -> set[int | Place]:

@@ -451,3 +451,23 @@ def test_a_dictionary_with_one_tensor_is_the_only_argument(wrap):
         return given["x"] * 2
 
     return lambda i: step({"x": batch(i)[0]}), lambda: None
+
+
+@pytest.mark.parametrize("of_view", [False, True])
+def test_the_layout_of_an_argument_with_gaps_decides(of_view):
+    def build(wrap):
+        task = Task()
+
+        @wrap
+        def step(x, y):
+            x = x * 2 if (x[1:] if of_view else x).is_contiguous() else x
+            return task.update(task.loss(x, y)), x.stride()
+
+        def call(i):
+            x, y = batch(i)
+            return step(torch.cat([x, -x], 1)[:, ::2], y)
+
+        return call, lambda: task
+
+    refused = stays_eager(match="asks for the layout of a view, at ", calls=20)
+    (refused if of_view else compiles(programs=1, calls=20))(build)()

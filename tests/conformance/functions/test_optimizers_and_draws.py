@@ -210,8 +210,8 @@ def draws():
     return {
         "of Python": (lambda: random.random(), "of Python's random or of numpy"),
         "of NumPy": (lambda: np.random.rand(), "of Python's random or of numpy"),
-        "of a generator of Python": (lambda: python.random(), "python from 'its numbers'"),
-        "of a generator of NumPy": (lambda: numpy.random(), "numpy from 'its numbers'"),
+        "of a generator of Python": (lambda: python.random(), "python from 'its content'"),
+        "of a generator of NumPy": (lambda: numpy.random(), "numpy from 'its content'"),
         "of a generator of torch": (lambda: torch.rand((), generator=own), "of its own"),
         "after a seed": (after_a_seed, "sets torch's seed or stream"),
         "of a clock": (lambda: min(time.time(), 0.5), "reads a clock or the environment"),

@@ -1,6 +1,9 @@
 """What functions keep in classes, slots, functions and tensors, and read of these."""
 
+import contextlib
+import io
 import queue
+import sys
 import warnings
 
 import pytest
@@ -152,8 +155,62 @@ def test_warnings_that_are_shown(where):
 
         return call, lambda: told
 
-    refused = stays_eager(match="prints, logs or warns, at .*helper|prints, logs or warns")
+    refused = stays_eager(match="prints, logs, warns or writes, at ")
     (compiles(programs=1) if where == "function" else refused)(build)()
+
+
+def append(path, loss):
+    with path.open("a") as file:
+        file.write(f"{loss.item():.4f}")
+
+
+HELPERS = {
+    "print": (lambda out, path, loss: print(f"{loss.item():.4f}", file=out), None),
+    "number": (lambda out, path, loss: out.write(f"{loss.item():.4f}"), None),
+    "text": (lambda out, path, loss: out.write("a"), None),
+    "seek": (
+        lambda out, path, loss: out.seek(out.tell() + 1),
+        "out from 'its content' to 'another'",
+    ),
+    "standard output": (lambda out, path, loss: sys.stdout.write("a"), None),
+    "file": (lambda out, path, loss: append(path, loss), None),
+}
+
+
+@pytest.mark.parametrize("what", HELPERS)
+def test_helpers_that_write_to_streams_and_files(what, tmp_path):
+    log, refused = HELPERS[what]
+
+    def build(wrap):
+        task, out, shown, path = Task(), io.StringIO(), io.StringIO(), tmp_path / wrap.__name__
+        path.touch()
+
+        @wrap
+        def step(x, y):
+            loss = task.update(task.loss(x, y))
+            log(out, path, loss)
+            return loss
+
+        def call(i):
+            with contextlib.redirect_stdout(shown):
+                return step(*batch(i))
+
+        return call, lambda: (task, out.getvalue(), shown.getvalue(), path.read_text())
+
+    (stays_eager(match=refused, calls=20) if refused else compiles(programs=1, calls=20))(build)()
+
+
+@stays_eager(match="sets attribute 'tag' of a tensor that it is given, returns or keeps", calls=20)
+def test_attributes_of_a_result(wrap):
+    task = Task()
+
+    @wrap
+    def step(x, y):
+        loss = task.update(task.loss(x, y))
+        loss.tag = "cross entropy"
+        return loss
+
+    return lambda i: step(*batch(i)).tag, lambda: task
 
 
 @compiles(programs=1)
