@@ -117,8 +117,7 @@ class Arguments:
             leaves[index] = tensor
             if expected[4] not in (None, tensor.stride()):
                 with _torch.outside_the_trace():
-                    shape, strides = tensor.shape, expected[4]
-                    laid = torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta")
+                    laid = torch.empty_strided(tensor.shape, expected[4], device="meta")
                 self.laid[id(tensor)] = tensor, laid
             if index in self.arrays:
                 now = operator.itemgetter(index)
@@ -262,10 +261,7 @@ def layout(tensor: torch.Tensor) -> tuple[Any, ...]:
 def order(tensor: torch.Tensor) -> list[int]:
     """Return the dimensions of a tensor by falling strides; as they are if these do not tell."""
     axes = list(range(tensor.dim()))
-    expanded = any(
-        size > 1 and not step for size, step in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-    if tensor.is_contiguous() or expanded:
+    if tensor.is_contiguous() or 0 in tensor.stride():
         return axes
     return sorted(axes, key=lambda axis: -tensor.stride(axis))
 

@@ -55,6 +55,7 @@ from abele.warn import user_line
 
 _MOST_TRACES = 5
 _OF_DISTRIBUTIONS = "an argument of a distribution, or a value passed to its log_prob, is invalid."
+_OF_FAKES = frozenset((*dir(_torch.FakeTensor), *_torch.FakeTensor.__annotations__))
 _KINDS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
@@ -285,7 +286,9 @@ class _Capture:
             return self.steps.hyper[id(tensor)][0], Role.HYPER
         if id(tensor) in self.numbers.tensors:
             return self.numbers.tensors[id(tensor)][0], Role.HYPER
-        if type(self.entries.get(_torch.memory_of(tensor))) is casts.Cast:
+        kept = self.entries.get(_torch.memory_of(tensor))
+        if type(kept) is casts.Cast:
+            self._grads.note(kept.weight)  # which the program may not meet otherwise
             return f"given{len(self.adopted.named)}", Role.INPUT
         if tensor.requires_grad and not tensor.is_leaf:
             raise CaptureError(
@@ -451,8 +454,7 @@ class _Capture:
         return cast("Any", kind)(map(enter, value)) if enters else value
 
     def _leaf(self, leaf: Any, outputs: list[torch.Tensor]) -> Any:
-        if isinstance(leaf, _torch.FakeTensor):
-            _refuse_attributes(leaf)
+        _refuse_attributes(leaf)
         if id(leaf) in self._moved:
             owner = self._moved[id(leaf)][1]
             return View(owner, owner.shape, owner.stride(), 0, owner.dtype)
@@ -605,8 +607,7 @@ class _Capture:
     def _check_gradients_of(self, inputs: Sequence[torch.Tensor]) -> None:
         """Refuse gradients of arguments, which would leave the call."""
         for leaf in self.arguments.given:
-            if isinstance(leaf, _torch.FakeTensor):
-                _refuse_attributes(leaf)
+            _refuse_attributes(leaf)
         for item, tensor in zip(self.arguments.named, inputs, strict=True):
             if tensor.requires_grad and not item.requires_grad:
                 raise CaptureError(
@@ -698,11 +699,10 @@ class _Capture:
         )
 
 
-def _refuse_attributes(tensor: torch.Tensor) -> None:
+def _refuse_attributes(value: Any) -> None:
     """Refuse attributes that the function sets on a tensor which others see."""
-    own = {*dir(_torch.FakeTensor), *_torch.FakeTensor.__annotations__}
-    for name in vars(tensor):
-        if name not in own and "_memo" not in name:
+    for name in vars(value) if isinstance(value, _torch.FakeTensor) else ():
+        if name not in _OF_FAKES and "_memo" not in name:
             raise CaptureError(
                 f"The function sets attribute {name!r} of a tensor that it is given, returns or "
                 "keeps, which a program does not. Return the value, or keep it elsewhere."

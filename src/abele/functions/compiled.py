@@ -14,7 +14,7 @@ from abele.compilation.build import BuildRecord, build
 from abele.compilation.executable import Announce, ExecutableSource
 from abele.compilation.start import Start
 from abele.errors import CaptureError, ValueCheckError
-from abele.functions.arguments import Arguments, layout, order
+from abele.functions.arguments import Arguments, layout
 from abele.functions.arrays import as_tensor
 from abele.functions.capture import CapturedCall, Entry, Given, GivenBatch, Output, View
 from abele.functions.guards import Guards
@@ -24,6 +24,7 @@ from abele.functions.varying import Followed, Unread, entry_of
 from abele.program import Role
 from abele.runtime.session import Session
 from abele.step.config import MatmulPrecision, StepConfig
+from abele.trace.adopted import by_strides
 
 _data_ptr = torch.Tensor.data_ptr
 _requires_grad = operator.attrgetter("requires_grad")
@@ -77,7 +78,8 @@ class CompiledCall:
         gradients = captured.gradients
         self._absent, self._given = gradients.absent, captured.given
         self._returns_leaf = self._is_leaf_alone()
-        self._layouts = [_layout(get()) for get in self._given]
+        given = [get() for get in self._given]
+        self._layouts, self._orders = [*map(_layout, given)], [*map(by_strides, given)]
         self._read = captured.read
         kept = [s for s in captured.stored if not issubclass(type(s.before), Unread)]
         self._replaced = [(entry_of(s.holder, s.key), form_of(s.before)) for s in kept]
@@ -180,7 +182,7 @@ class CompiledCall:
             return None
         if not is_same or list(map(_layout, found)) != self._layouts:
             return None
-        return [each.detach().permute(order(each)) for each in found if each is not None]
+        return [t.detach().permute(how) for t, how in zip(found, self._orders, strict=True)]
 
     def _overlap(self, inputs: Sequence[torch.Tensor]) -> bool:
         """Return whether inputs share memory with state, or with an input that is written."""

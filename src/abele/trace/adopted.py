@@ -139,7 +139,7 @@ class Adopted:
                 f"{user_line()}. Make the view inside, or pass resolve_conj() of it."
             )
         memory, held = _torch.memory_of(value), plain(value)
-        order = sorted(range(held.dim()), key=lambda axis: -held.stride(axis))
+        order = by_strides(held)
         if memory not in self._slots:
             dense = held.permute(order).is_contiguous() and memory not in self._whole
             laid = held.permute(order) if dense else _all_of(held)
@@ -248,6 +248,11 @@ def _view(
         )
     layout = [*value.shape], [*value.stride()], offset
     return _View(trace.graph.call_function(_AS_STRIDED, (slot.node, *layout)), offset)
+
+
+def by_strides(tensor: torch.Tensor) -> list[int]:
+    """Return the dimensions in the order in which a slot of a tensor has them."""
+    return sorted(range(tensor.dim()), key=lambda axis: -tensor.stride(axis))
 
 
 def _layout(value: torch.Tensor) -> tuple[object, ...]:

@@ -267,21 +267,46 @@ def test_all_calls_inside_of_one_block_of_autocast(wrap):
 
 @compiles(programs=2, calls=20)
 def test_two_functions_inside_of_each_block_of_autocast(wrap):
-    layers = nn.Sequential(nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(6, 3))
+    convolution = nn.Conv2d(1, 2, 3, padding=1).to(memory_format=torch.channels_last)
+    layers = nn.Sequential(convolution, nn.Flatten(), nn.Linear(10, 3))
     task = Task(torch.optim.NAdam, model=layers)
 
     @wrap
     def first(x, y):
-        return task.update(task.loss(x[:, None], y))
+        return task.update(task.loss(x[:, None, None], y))
 
     @wrap
     def second(x, y):
-        out = task.model(x[:, None])
+        out = task.model(x[:, None, None])
         return task.update((out.float() - F.one_hot(y, 3)).square().mean())
 
     def call(i):
         with torch.autocast("cpu", torch.bfloat16):
             return first(*batch(i)), second(*batch(i)), first(*batch(i + 40))
+
+    return call, lambda: task
+
+
+@compiles(programs=3, calls=20)
+def test_gradients_are_added_inside_of_each_block_of_autocast(wrap):
+    task = Task()
+
+    @wrap
+    def add(x, y):
+        loss = task.loss(x, y)
+        loss.backward()
+        return loss
+
+    @wrap
+    def update():
+        task.optimizer.step()
+        task.optimizer.zero_grad()
+
+    def call(i):
+        with torch.autocast("cpu", torch.bfloat16):
+            losses = [add(*batch(i)), add(*batch(i + 30))]
+            update()
+            return losses, add(*batch(i + 60)), update()
 
     return call, lambda: task
 
