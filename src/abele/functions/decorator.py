@@ -533,7 +533,7 @@ class Function:
             self._body,
             frames,
             [module for _, module in reached.modules.values()],
-            list(captured.tensors.values()),
+            [*captured.tensors.values(), *captured.gradients.kept],
             [optimizer for _, optimizer in reached.optimizers.values()],
             CHANGING if host is None else CHANGING | host.effects,
             frozenset((id(each.holder), each.key) for each in kept),
