@@ -45,6 +45,8 @@ with versions.imported():
     )
 
     from abele._torch.contexts import (
+        default_device,
+        is_observed,
         is_transformed,
         recomputed_within,
         with_outer_onednn,
@@ -70,9 +72,11 @@ __all__ = [
     "Interception",
     "OpOverload",
     "OpOverloadPacket",
+    "default_device",
     "disable_proxy_modes_tracing",
     "get_proxy_mode",
     "graph_of",
+    "is_observed",
     "is_transformed",
     "laid_out",
     "laid_out_like",

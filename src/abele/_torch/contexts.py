@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.utils import checkpoint
+from torch.utils._device import DeviceContext
 
 from abele._torch.versions import optional
 
@@ -221,6 +222,34 @@ def is_transformed(tensor: torch.Tensor) -> bool:
     if functions.is_functorch_wrapped_tensor(tensor):
         return True
     return forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def is_observed() -> bool:
+    """Return whether something of this thread sees or replaces each operator of torch.
+
+    That is a mode of Python, a transform of ``torch.func``, forward-mode differentiation, a trace
+    of TorchScript, or the detection of anomalies. The mode of a default device is none of these.
+    """
+    core: Any = torch._C
+    forward_ad: Any = torch.autograd.forward_ad
+    if core._len_torch_function_stack():
+        modes = map(core._get_function_stack_at, range(core._len_torch_function_stack()))
+        if not all(isinstance(mode, DeviceContext) for mode in modes):
+            return True
+    return (
+        torch.is_anomaly_enabled()
+        or core._len_torch_dispatch_stack() > 0
+        or core._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+        or core._get_tracing_state() is not None
+    )
+
+
+def default_device() -> torch.device | None:
+    """Return the device of ``torch.device`` blocks and ``torch.set_default_device``, if any."""
+    core: Any = torch._C
+    count = core._len_torch_function_stack()
+    return getattr(core._get_function_stack_at(count - 1), "device", None) if count else None
 
 
 def has_lost_worker(batches: Any) -> bool:

@@ -101,7 +101,7 @@ class Arguments:
     def contiguous(self) -> list[int | None]:
         """The index of each tensor whose memory an input of the program has; None for others."""
         pairs = zip(self._tensors, self._layouts, strict=True)
-        return [index if expected[3] else None for index, expected in pairs]
+        return [index if expected[4] else None for index, expected in pairs]
 
     def rebuilt(self, inputs: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return arguments with other tensors, in the layouts of the call's own."""
@@ -249,6 +249,7 @@ def layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Return what a program depends on of an input."""
     contiguous = tensor.is_contiguous()
     return (
+        type(tensor),
         tensor.dtype,
         tensor.shape,
         tensor.requires_grad,
@@ -270,6 +271,11 @@ def _check(tensor: torch.Tensor) -> None:
     kind = other_kind(tensor)
     if kind is not None:
         raise CaptureError(f"An argument is {kind}; a program takes dense tensors.")
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        raise CaptureError(
+            f"An argument is a {type(tensor).__name__}, which may compute otherwise than tensors. "
+            "Pass as_subclass(torch.Tensor) of it."
+        )
     if tensor.requires_grad and tensor.is_leaf:
         raise CaptureError(
             "An argument requires a gradient, which a call would leave in its grad. Call "

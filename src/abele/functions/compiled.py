@@ -26,7 +26,7 @@ from abele.runtime.session import Session
 from abele.step.config import MatmulPrecision, StepConfig
 from abele.trace.adopted import by_strides
 
-_data_ptr = torch.Tensor.data_ptr
+_data_ptr, _numel, _stride = torch.Tensor.data_ptr, torch.Tensor.numel, torch.Tensor.stride
 _requires_grad = operator.attrgetter("requires_grad")
 
 
@@ -37,6 +37,7 @@ def modes() -> tuple[Any, ...]:
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.get_default_dtype(),
+        _torch.default_device(),
         [(each, torch.get_autocast_dtype(each)) for each in casting],
         casts.are_kept(),
         torch.is_autocast_cache_enabled(),
@@ -71,7 +72,7 @@ class CompiledCall:
         self._modes, self._draws = modes(), captured.program.uses_random
         self.parts = len(arguments.present)
         self._tensors = list(captured.tensors.values())
-        self._memory = list(map(_data_ptr, self._tensors))
+        self._memory = self._memory_now()
         states = Role.OPTIMIZER_STATE
         self._others = [t for (role, _), t in captured.tensors.items() if role is not states]
         self._trained = list(map(_requires_grad, self._others))
@@ -107,6 +108,8 @@ class CompiledCall:
         )
         used = [*self._tensors, *(item.value for item in self._arguments.named)]
         devices = {tensor.device for tensor in used} or {torch.device("cpu")}
+        if torch.device("meta") in devices:
+            raise CaptureError("The function uses tensors on meta, which have no data.")
         if len(devices) > 1:
             listed = " and ".join(sorted(map(str, devices)))
             raise CaptureError(f"The function uses tensors on {listed}; a program has one device.")
@@ -201,8 +204,13 @@ class CompiledCall:
             )
         return any(memory.count(memory[index]) > 1 for index in self._written_inputs)
 
+    def _memory_now(self) -> list[Any]:
+        """Return where the state is, and how it is laid out there."""
+        state = self._tensors
+        return [*map(_data_ptr, state), *map(_numel, state), *map(_stride, state)]
+
     def _state_is_same(self) -> bool:
-        if list(map(_data_ptr, self._tensors)) != self._memory:
+        if self._memory_now() != self._memory:
             return False
         if list(map(_requires_grad, self._others)) != self._trained:
             return False

@@ -258,7 +258,8 @@ class Function:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function, by a program if there is one for these arguments."""
-        if getattr(_tracing, "active", False) or (self.eager is not None and not self.programs):
+        plain = self.eager is not None and not self.programs
+        if plain or getattr(_tracing, "active", False) or _torch.is_observed():
             return self.function(*args, **kwargs)
         with self._lock:
             if self._prologue is not None:

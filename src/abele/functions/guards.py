@@ -12,6 +12,7 @@ import collections
 import contextlib
 import functools
 import gc
+import itertools
 import math
 import types
 import weakref
@@ -28,11 +29,13 @@ from abele.capture import reachable
 from abele.containers import is_array, is_dict, is_list, is_sequence, items_of
 from abele.errors import CaptureError
 from abele.functions.frames import PLAIN, Frames, attribute, is_of_library, uses
-from abele.functions.state import same
+from abele.functions.state import are_same, same
 from abele.functions.varying import Place, Unread
 
 _MOST_ITEMS, _MOST_PARTS = 4096, 16
 _DEPTH = 8
+_PARTS = ("_parameters", "_buffers", "_modules")
+_values_of: Callable[[Any], Iterable[Any]] = dict[str, Any].values
 
 
 class _Watch:
@@ -139,6 +142,10 @@ class Guards:
         self._of_modules, self._hooks = dict(self._module_values()), self._hooks_now()
         WATCH.add(self._modules.values())
         self._changes = WATCH.changes
+        spaces = map(reachable.attributes_of, self._modules.values())
+        parts = [space[name] for space in spaces for name in _PARTS if name in space]
+        self._dictionaries = [each for each in parts if id(each) not in self._held]
+        self._parts = self._parts_now()
 
     def hold(self) -> bool:
         """Return whether every value is as it was when the call was captured."""
@@ -146,6 +153,8 @@ class Guards:
             if self._changed_module() is not None or self._hooks_now() != self._hooks:
                 return False
             self._changes = WATCH.changes
+        if not are_same(self._parts_now(), self._parts):
+            return False
         try:
             now = self._now()
             if now != self._values or list(map(type, now)) != self._types:
@@ -188,11 +197,11 @@ class Guards:
         pairs = list(zip(owners, self._values, strict=True))
         for (key, name), before in self._of_modules.items():
             space = reachable.attributes_of(self._modules[key])
-            if name in space and "." not in name:
+            if name in space and name not in _PARTS:
                 pairs.append((Place(space, name), before))
         for _, value, saved in self._containers:
             now = self._snapshot(value)
-            if is_array(value) or len(now) != len(saved):
+            if not (is_dict(value) or is_list(value)) or len(now) != len(saved):
                 continue
             keys = list(value) if is_dict(value) else range(len(saved))
             parts = zip(keys, saved, now, strict=True)
@@ -220,11 +229,17 @@ class Guards:
         of_tensors = [_torch.hooks_of(tensor) for tensor in self._tensors]
         return [*of_optimizers, *of_tensors, *_torch.global_hooks()]
 
+    def _parts_now(self) -> list[Any]:
+        """Return the parts of modules; code of torch puts some there without setting attributes."""
+        return [*itertools.chain.from_iterable(map(_values_of, self._dictionaries))]
+
     def _changed_module(self) -> str | None:
         now = dict(self._module_values())
         for (path, name), before in self._of_modules.items():
             if not same(before, now.get((path, name))):
                 return f"{name} of a {type(self._modules[path]).__name__} has changed"
+        if not are_same(self._parts_now(), self._parts):
+            return "a module has other parameters, buffers or children"
         return None if len(now) == len(self._of_modules) else "a module has other attributes"
 
     def _module_values(self) -> Iterator[tuple[tuple[int, str], Any]]:
@@ -234,8 +249,8 @@ class Guards:
                     continue
                 if (id(reachable.attributes_of(module)), name) in self._free:
                     continue
-                if name in ("_parameters", "_buffers", "_modules"):
-                    yield from (((key, f"{name}.{n}"), part) for n, part in value.items())
+                if name in _PARTS:
+                    yield (key, name), id(value)
                 elif is_dict(value):
                     if id(value) not in self._held:
                         yield (key, f"{name} ({len(value)})"), len(value)

@@ -34,7 +34,7 @@ from abele import _torch
 from abele._torch.replaced import replaced
 from abele.capture.gradient_hooks import refused_around_step
 from abele.errors import CaptureError
-from abele.functions.state import NotYetError, Stored
+from abele.functions.state import NotYetError, Stored, are_same
 from abele.functions.varying import Place, Unread, Varying
 from abele.step import update_rules
 from abele.step.optimizers import KINDS, PAIRS, Kind, kind_of, refused, switches
@@ -97,7 +97,7 @@ class Numbers:
     def has_same_state(self) -> bool:
         """Return whether parameters and objects of state are those of the captured call."""
         groups: Any = self.optimizer.param_groups
-        if not _are_same([group["params"] for group in groups], self._params, of=_are_same):
+        if not are_same([group["params"] for group in groups], self._params, of=are_same):
             return False
         if not self.steps:
             return True
@@ -105,13 +105,13 @@ class Numbers:
         if space["state"] is not state or groups is not self._groups:
             return False
         keys, values = self._of_params
-        if not (_are_same(state, keys) and _are_same(state.values(), values)):
+        if not (are_same(state, keys) and are_same(state.values(), values)):
             return False
         try:
             now = list(map(operator.getitem, self._holders, self._keys))
         except KeyError:
             return False
-        return _are_same(now, self._entries) or all(map(_is_same_entry, now, self._entries))
+        return are_same(now, self._entries) or all(map(_is_same_entry, now, self._entries))
 
     def changed(self) -> tuple[set[str], set[str]]:
         """Return the names of arguments that have changed: slots, and others."""
@@ -133,10 +133,6 @@ class Numbers:
                 if self.slots.get(name) != number:
                     self.slots[name] = number
                     write(name, number)
-
-
-def _are_same(now: Any, before: Any, of: Callable[[Any, Any], Any] = operator.is_) -> bool:
-    return len(now) == len(before) and all(map(of, now, before))
 
 
 def _is_same_entry(now: Any, before: Any) -> bool:
@@ -377,6 +373,12 @@ class TracedSteps:
             raise NotYetError(
                 f"{type(optimizer).__name__} has no {missing[0]} of a parameter yet, at "
                 f"{user_line()}."
+            )
+        others = [key for key in wanted if key != "step" and stored[key].dtype != param.dtype]
+        if others:
+            raise CaptureError(
+                f"{type(optimizer).__name__} has {others[0]} of {stored[others[0]].dtype} for a "
+                f"parameter of {param.dtype}; a program rounds such updates otherwise than torch."
             )
         return {key: self._stand_in(stored[key]) for key in wanted}
 

@@ -10,10 +10,11 @@ import collections
 import copy
 import functools
 import io
+import operator
 import random
 import re
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -358,6 +359,11 @@ def _can_store(holder: Any, before: Any) -> bool:
 def _short(value: Any) -> str:
     text = repr(value) if isinstance(value, PLAIN) else f"a {type(value).__name__}"
     return text if len(text) < 40 else f"{text[:36]} ..."
+
+
+def are_same(now: Any, before: Any, of: Callable[[Any, Any], Any] = operator.is_) -> bool:
+    """Return whether two collections have the same objects in the same order."""
+    return len(now) == len(before) and all(map(of, now, before))
 
 
 def same(before: Any, after: Any) -> bool:

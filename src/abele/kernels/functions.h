@@ -100,7 +100,7 @@ template <class T>
 ABELE_INLINE T hard_sigmoid(T x) { return minimum(maximum(x + T(3), T(0)), T(6)) / T(6); }
 template <class T>
 ABELE_INLINE T hard_swish_backward(T grad, T x) {
-  return x <= T(-3) ? T(0) : x < T(3) ? grad * (x / T(3) + T(0.5)) : grad;
+  return x <= T(-3) ? T(0) : x >= T(3) ? grad : grad * (x / T(3) + T(0.5));
 }
 template <class T>
 ABELE_INLINE T mish(T x) { return x * tanh(log1p(exp(x))); }

@@ -78,7 +78,7 @@ ABELE_INLINE float tanh(float x) {
   const float small = std::fmaf(p * s, x, x);
   const float bounded = magnitude > 10.0f ? 10.0f : magnitude;
   const float large = 1.0f - 2.0f / (exp_up_to_88(bounded + bounded) + 1.0f);
-  return magnitude < 0.63f ? small : std::copysign(large, x);
+  return std::copysign(magnitude < 0.63f ? small : large, x);
 }
 ABELE_INLINE double tanh(double x) { return std::tanh(x); }
 

@@ -7,11 +7,89 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import abele
+from abele import _torch
 from helpers.compiled_functions import Task, batch, compiles, stays_eager
 
 Pair = collections.namedtuple("Pair", "first second")
+
+
+class Doubling(torch.Tensor):
+    """A tensor whose ``tanh`` is another one."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        return result * 2 if func is torch.Tensor.tanh else result
+
+
+class Halving(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        return result / 2 if func is torch.Tensor.tanh else result
+
+
+def counted(function, x):
+    with FlopCounterMode(display=False) as counter:
+        function(x)
+    return counter.get_total_flops()
+
+
+def halved(function, x):
+    with Halving():
+        return function(x)
+
+
+OBSERVED = (
+    counted,
+    halved,
+    lambda function, x: torch.func.vmap(function)(x),
+    lambda function, x: torch.func.jvp(function, (x,), (x,)),
+    lambda function, x: torch.func.jacrev(function)(x[0]),
+    lambda function, x: len(_torch.make_fx(function)(x).graph.nodes),
+)
+
+
+@compiles(programs=1, calls=2 + len(OBSERVED))
+def test_calls_in_transforms_and_modes_are_plain(wrap):
+    weight = torch.randn(5, 3)
+
+    @wrap
+    def run(x):
+        return (x @ weight).tanh()
+
+    def call(i):
+        return run(batch(i)[0]), *([OBSERVED[i - 2](run, batch(i)[0])] if i > 1 else [])
+
+    return call, list
+
+
+@stays_eager(match="An argument is a Doubling, which may compute otherwise", programs=1)
+def test_a_tensor_with_operators_of_its_own(wrap):
+    run = wrap(torch.tanh)
+
+    def call(i):
+        x = batch(i)[0]
+        return run(x if i < 3 else x.as_subclass(Doubling)).as_subclass(torch.Tensor)
+
+    return call, list
+
+
+@stays_eager(match="uses tensors on meta, which have no data", programs=1)
+def test_tensors_without_data(wrap):
+    @wrap
+    def run(x):
+        return x + torch.ones(5)
+
+    def call(i):
+        if i < 3:
+            return run(batch(i)[0])
+        with torch.device("meta"):  # the default of what the function creates, too
+            return run(batch(i)[0].to("meta")).device.type
+
+    return call, list
 
 
 def without_training(wrap, compute):

@@ -82,6 +82,17 @@ def test_an_array_that_becomes_a_tensor(wrap):
 
 
 @compiles(programs=2)
+def test_a_number_beside_a_tuple(wrap):
+    config = SimpleNamespace(pair=(1.0, [2.0]), kind="a")
+    scale = {"a": 0, "b": 1}
+    return scaled_by(
+        wrap,
+        lambda: config.pair[0] * config.pair[1][0] + scale[config.kind],
+        lambda: setattr(config, "kind", "b"),
+    )
+
+
+@compiles(programs=2)
 def test_attributes_far_below_an_object(wrap):
     deepest = SimpleNamespace(scale=1.0)
     top = SimpleNamespace(a=SimpleNamespace(b=SimpleNamespace(c=SimpleNamespace(d=deepest))))
@@ -161,6 +172,59 @@ def test_a_module_is_replaced(wrap):
     return trained(wrap, task, lambda i: i == 3 and task.model.__setitem__(1, nn.Tanh()))
 
 
+@compiles(programs=7, calls=10)
+def test_parts_that_modules_get_without_setting_attributes(wrap):
+    parts = nn.ModuleDict({"first": nn.Linear(5, 3)})
+    rest, stages = nn.Sequential(), nn.ModuleList()
+    changes = {
+        3: lambda: parts.update({"first": nn.Linear(5, 3)}),
+        4: lambda: rest.append(nn.Linear(3, 3)),
+        5: lambda: rest.insert(0, nn.Tanh()),
+        6: lambda: stages.append(nn.Linear(3, 3)),
+        7: lambda: stages[0].register_parameter("bias", None),
+        9: lambda: stages.pop(0),
+    }
+
+    @wrap
+    @torch.no_grad()
+    def run(x):
+        x = rest(parts["first"](x))
+        for stage in stages:
+            x = stage(x)
+        return x
+
+    def call(i):
+        changes.get(i, list)()
+        return run(batch(i)[0])
+
+    return call, list
+
+
+@compiles(programs=2)
+def test_buffers_take_another_type(wrap):
+    scale = nn.Module()
+    scale.register_buffer("value", torch.ones(3))
+    return scaled_by(wrap, lambda: scale.value.sum().float(), lambda: scale.half() and None)
+
+
+@compiles(programs=2)
+def test_attributes_beside_a_buffer_that_each_call_replaces(wrap):
+    model = nn.Linear(5, 3)
+    model.register_buffer("mean", torch.zeros(3))
+
+    @wrap
+    @torch.no_grad()
+    def run(x):
+        model.mean = 0.9 * model.mean + model(x).mean(0)
+        return model.mean + 1
+
+    def call(i):
+        model.note = i // 3
+        return run(batch(i)[0])
+
+    return call, lambda: model
+
+
 @compiles(programs=2)
 def test_parameters_are_frozen_and_thawed(wrap):
     task = Task()
@@ -182,6 +246,43 @@ def test_data_of_a_parameter_are_replaced(wrap):
             task.model.weight.data = task.model.weight.data * 2
 
     return trained(wrap, task, change)
+
+
+@compiles(programs=4, calls=6)
+def test_state_gets_another_layout_in_the_same_memory(wrap):
+    state = torch.zeros(5, 5)
+
+    def change(i):
+        if i == 2:
+            state.t_()
+        if i in (3, 4):
+            state.data = state.data[:2] if i == 3 else state.data.unsqueeze(0)
+
+    @wrap
+    def run(x):
+        return state.add_(x[0]) * 2
+
+    def call(i):
+        change(i)
+        return run(batch(i)[0])
+
+    return call, lambda: state
+
+
+@stays_eager(match="momentum_buffer of torch.float32 for a parameter of torch.float64", programs=1)
+def test_a_model_takes_another_type_than_the_state_of_its_optimizer(wrap):
+    task = Task(lr=0.1, momentum=0.9)
+
+    @wrap
+    def step(x, y):
+        return task.update(task.loss(x.to(task.model.weight.dtype), y))
+
+    def call(i):
+        if i == 3:
+            task.model.double()
+        return step(*batch(i))
+
+    return call, lambda: task
 
 
 @compiles(programs=2)

@@ -276,6 +276,29 @@ def test_what_torch_func_and_forward_derivatives_see():
     assert seen == [True, True, True, False, False]
 
 
+def test_what_sees_each_operator_is_known():
+    found = []
+
+    def noted(x):
+        found.append(_torch.is_observed())
+        return x * 1
+
+    x = torch.ones(2)
+    noted(x)
+    with torch.device("cpu"):
+        noted(x)
+        assert _torch.default_device() == torch.device("cpu")
+    assert _torch.default_device() is None
+    assert found == [False, False]
+    torch.func.vmap(noted)(x)
+    _torch.make_fx(noted)(x)
+    with _torch.FakeTensorMode():
+        noted(torch.ones(2))
+    with torch.autograd.set_detect_anomaly(True), forward_ad.dual_level():
+        noted(x)
+    assert found[2:] == [True] * 4
+
+
 def phases(graph):
     return [
         node.meta["custom"]["phase"] for node in graph.graph.nodes if node.op == "call_function"

@@ -190,7 +190,7 @@ def _celu(x: Any, alpha: Any = 1.0) -> Form:
 
 def _elu_backward(grad: Any, alpha: Any, scale: Any, inner: Any, is_result: bool, x: Any) -> Form:
     below = "({1} + {2})" if is_result else "({2} * abele::exp({1} * {4}))"
-    text = f"({{1}} <= 0 ? {{0}} * {{4}} * {below} : {{0}} * {{3}})"
+    text = f"({{1}} > 0 ? {{0}} * {{3}} : {{0}} * {{4}} * {below})"
     return (grad, x, alpha * scale, scale, inner), text.format
 
 
@@ -198,7 +198,7 @@ _UNIT = (None, -1.0, 1.0)
 _SIMPLE = {
     aten.relu.default: ("abele::relu({0})", 1),
     aten.threshold_backward.default: ("({1} <= {2} ? 0 : {0})", 3),
-    aten.hardtanh_backward.default: ("({1} <= {2} || {1} >= {3} ? 0 : {0})", 4),
+    aten.hardtanh_backward.default: ("({1} > {2} && {1} < {3} ? {0} : 0)", 4),
     aten.silu.default: ("({0} * abele::sigmoid({0}))", 1),
     aten.silu_backward.default: ("abele::silu_backward({0}, {1})", 2),
     aten.sigmoid_backward.default: ("({0} * (1 - {1}) * {1})", 2),
@@ -288,7 +288,8 @@ def _third(text: str) -> Callable[..., Form]:
 
 
 def _power(x: Any, exponent: Any) -> Form:
-    whole = {1: "{0}", 2: "({0} * {0})", 3: "({0} * {0} * {0})", 0.5: "std::sqrt({0})"}
+    whole = {1: "{0}", 2: "({0} * {0})", 3: "({0} * {0} * {0})"}
+    whole |= {0.5: "std::sqrt({0})", -0.5: "(1 / std::sqrt({0}))"}
     if exponent in whole:
         return (x,), whole[exponent].format
     return (x, exponent), "std::pow({0}, {1})".format
