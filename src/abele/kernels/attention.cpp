@@ -200,9 +200,9 @@ void largest_lanes(const Vec* v, Index count, float* values) {
 }
 
 // Whether torch's result for scores of which none is larger than minus infinity is 0. With NaN among
-// them it is NaN, but for fewer scores than a vector has, which torch compares one by one.
-bool is_nothing(const float* scores, Index count) {
-  return count < LANES || std::none_of(scores, scores + count, [](float x) { return x != x; });
+// them it is NaN, but for fewer keys than a vector has, whose scores torch compares one by one.
+bool is_nothing(const float* scores, Index count, Index keys) {
+  return keys < LANES || std::none_of(scores, scores + count, [](float x) { return x != x; });
 }
 
 // Scores become exp(scale (score - largest)), 0 where nothing is seen, for the keys that others of
@@ -227,7 +227,7 @@ void softmax_scores(const AbeleAttention& all, Part block, const Room& room, flo
   largest_lanes(lanes, ceil_div(block.size, 4) * 4, largest);
   for (Index i = 0; i < block.size; ++i) {
     const float* row = room.scores + i * room.step;
-    nothing[i] = largest[i] == none && is_nothing(row, seen(all, block.begin + i));
+    nothing[i] = largest[i] == none && is_nothing(row, seen(all, block.begin + i), all.keys);
   }
   for_parts(all, block, [&](Part rows, Index width) {
     for (Index i = rows.begin; i < rows.begin + rows.size; ++i) {

@@ -301,6 +301,10 @@ def test_numbers_that_no_compiled_code_flushes_must_not_be_zero(small, dtype):
     assert said.startswith("momentum differs by 1.0e+00 of its norm")
 
 
+def test_numbers_that_are_no_zero_are_said_as_they_are():
+    assert compared(0.0, 1e-8) == "momentum differs by 3.2e-08 from zero"
+
+
 def test_programs_whose_momentum_has_faded_away_take_over():
     session, script, compiled = case(kind="adam", target=Rounded(0.0, only="fc1.weight.exp_avg"))
     steps(session, DENSE.batches(1))

@@ -78,6 +78,10 @@ CASES = {
         ),
         heads(10, 40),
     ),
+    "no number, causal": Case(
+        lambda q, k, v: F.scaled_dot_product_attention(q * math.nan, k, v, is_causal=True),
+        heads(40),
+    ),
     "a negative scale": Case(attention(scale=-0.1), heads(20), True, {FORWARD: 1, BACKWARD: 1}),
     "many keys": Case(attention(), heads(3, 1100, 4), True, {FORWARD: 1, BACKWARD: 1}),
     "bfloat16": in_bfloat16(attention(), heads(150), gradients=True),

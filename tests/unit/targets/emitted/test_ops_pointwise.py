@@ -51,7 +51,7 @@ CASES = {
             *("floor", "ceil", "round", "trunc", "sign", "frac", "isnan", "isinf", "isfinite"),
             *("exp2", "expm1", "log2", "log10", "tan", "atan", "sinh", "cosh", "asinh", "erfc"),
             *("square", "signbit", "logical_not", "relu", "abs", "neg", "sgn", "acosh"),
-            *("atanh", "asin", "acos", "special_entr"),
+            *("atanh", "asin", "acos", "special_entr", "tanh", "erf"),
         )
         if hasattr(torch, name)
         for kind, values in (("numbers", X), ("odd numbers", ODD))
@@ -110,6 +110,15 @@ CASES = {
     "sharp activations": Case(
         lambda x: (F.elu(x), F.softplus(x), F.logsigmoid(x), F.silu(x), F.hardtanh(x), F.mish(x)),
         (torch.cat([WIDE.flatten(), ODD]),),
+    ),
+    "slopes at odd numbers": Case(
+        lambda x, ones: (
+            torch.ops.aten.elu_backward(ones, 1.0, 1.0, 1.0, False, x),
+            torch.ops.aten.hardswish_backward(ones, x),
+            torch.ops.aten.hardtanh_backward(ones, x, 0.0, 6.0),
+            x**-0.5,
+        ),
+        (ODD.repeat(8), torch.ones(96)),  # torch has other rules for the last few of 32
     ),
     "powers": Case(lambda p, y: (p**y, 2.0**y, p**-1, p**1.5, p**-0.5, p**2, y**3), (P, Y), True),
     "ternaries": Case(
