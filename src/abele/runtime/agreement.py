@@ -484,9 +484,8 @@ def _difference(
     error = far / norm if norm else far
     if far <= tolerance * norm + _MARGIN * (farthest + _flushed(expected.dtype, wanted.numel())):
         return None, error
-    if not norm:
-        return f"differs by {far:.1e} from zero", error
-    return f"differs by {error:.1e} of its norm, {tolerance:.0e} are allowed", error
+    allowed = f"of its norm, {tolerance:.0e} are allowed" if norm else "from zero"
+    return f"differs by {error:.1e} {allowed}", error
 
 
 def _flushed(dtype: torch.dtype, count: int) -> float:
