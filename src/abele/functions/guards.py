@@ -14,6 +14,7 @@ import functools
 import gc
 import itertools
 import math
+import operator
 import types
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -36,6 +37,7 @@ _MOST_ITEMS, _MOST_PARTS = 4096, 16
 _DEPTH = 8
 _PARTS = ("_parameters", "_buffers", "_modules")
 _values_of: Callable[[Any], Iterable[Any]] = dict[str, Any].values
+_forward_of = operator.attrgetter("forward")
 
 
 class _Watch:
@@ -145,6 +147,7 @@ class Guards:
         spaces = map(reachable.attributes_of, self._modules.values())
         parts = [space[name] for space in spaces for name in _PARTS if name in space]
         self._dictionaries = [each for each in parts if id(each) not in self._held]
+        self._kinds = [*dict.fromkeys(map(type, self._modules.values()))]
         self._parts = self._parts_now()
 
     def hold(self) -> bool:
@@ -230,8 +233,12 @@ class Guards:
         return [*of_optimizers, *of_tensors, *_torch.global_hooks()]
 
     def _parts_now(self) -> list[Any]:
-        """Return the parts of modules; code of torch puts some there without setting attributes."""
-        return [*itertools.chain.from_iterable(map(_values_of, self._dictionaries))]
+        """Return the parts of modules, which torch also puts there without setting attributes.
+
+        And the ``forward`` of their classes.
+        """
+        parts = itertools.chain.from_iterable(map(_values_of, self._dictionaries))
+        return [*parts, *map(_forward_of, self._kinds)]
 
     def _changed_module(self) -> str | None:
         now = dict(self._module_values())
@@ -239,7 +246,9 @@ class Guards:
             if not same(before, now.get((path, name))):
                 return f"{name} of a {type(self._modules[path]).__name__} has changed"
         if not are_same(self._parts_now(), self._parts):
-            return "a module has other parameters, buffers or children"
+            return (
+                "a module has other parameters, buffers or children, or its class another forward"
+            )
         return None if len(now) == len(self._of_modules) else "a module has other attributes"
 
     def _module_values(self) -> Iterator[tuple[tuple[int, str], Any]]:

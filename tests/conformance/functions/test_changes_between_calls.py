@@ -201,6 +201,18 @@ def test_parts_that_modules_get_without_setting_attributes(wrap):
 
 
 @compiles(programs=2)
+def test_a_class_gets_another_forward(wrap):
+    class Layer(nn.Linear):
+        pass
+
+    def doubled(self, x):
+        return 2 * nn.Linear.forward(self, x)
+
+    task = Task(model=Layer(5, 3))
+    return trained(wrap, task, lambda i: i == 3 and setattr(Layer, "forward", doubled))
+
+
+@compiles(programs=2)
 def test_buffers_take_another_type(wrap):
     scale = nn.Module()
     scale.register_buffer("value", torch.ones(3))
