@@ -166,7 +166,9 @@ def _history(build: Build, wrap: Callable[..., Any], calls: int) -> list[dict[st
             returned = call(index)
         except Exception as error:  # noqa: BLE001 - a call that fails has to fail in both
             returned = f"raised {_builtin(error)}"
-        outside = random.getstate(), numpy.random.get_state()[1:3], torch.get_rng_state()
+        _, numbers, position, *_ = numpy.random.get_state()
+        generators = hash((random.getstate(), numbers.tobytes(), position))  # of 1249 numbers
+        outside = generators, torch.get_rng_state()
         modes = torch.is_grad_enabled(), torch.get_default_dtype()
         parts = {"returned": returned, "state": state(), "outside": outside, "modes": modes}
         result.append(dict(_parts(parts, "")))

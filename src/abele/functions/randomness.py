@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import io
 import logging
+import pickle
 import random
 import sys
 import warnings
@@ -54,8 +55,8 @@ def without_random_numbers() -> Generator[list[str]]:
     try:
         with replaced((torch, "manual_seed", seed), (_random, "fork_rng", fork)):
             yield repeated
-        now = random.getstate(), repr(np.random.get_state(legacy=False))
-        drawn = now != (python, repr(numpys))
+        now = random.getstate(), pickle.dumps(np.random.get_state(legacy=False))
+        drawn = now != (python, pickle.dumps(numpys))
         seeded += [] if _stream() == torchs else ["a seed"]
     finally:
         random.setstate(python)
