@@ -10,17 +10,19 @@ import subprocess
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
 import torch
+from _pytest import logging as pytest_logging
 
 import poptorch  # noqa: F401  changes the environment when it is imported, so before any test
 from abele import ExecutableCache, get_target, processor
 from abele.compilation import estimates, start, verdict
 from abele.runtime.proving import TakeOver
 from abele.targets import ENVIRONMENT, NAMES, Target, candidates
-from helpers import compiler_cache, properties, warm_python
+from helpers import bytecode, compiler_cache, properties, warm_python
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,13 +40,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Collects no garbage among the tests, now and later: they are a million objects that stay.
 
     What stays of modules and caches is looked through a tenth as often as Python would: a third of
     a second each time.
     """
     gc.disable()
+    bytecode.write_share(session.config)
     try:
         return (yield)
     finally:
@@ -78,6 +81,7 @@ def pytest_configure(config: pytest.Config) -> None:
     _seed_only_what_is_here()
     # Torch traces its compiler at debug level, thousands of lines in the report of a failure.
     logging.getLogger("torch.__trace").propagate = False
+    _attach_to_the_root_logger_alone()
     # What the caller's shell insists on must not decide what a test tests.
     os.environ.pop(ENVIRONMENT, None)
     os.environ.pop(start.SWAP_AT, None)
@@ -107,6 +111,24 @@ def _seed_only_what_is_here() -> None:
     for kind in (torch.cuda, torch.xpu, torch.mtia):
         if not kind.is_available():
             kind.manual_seed_all = lambda seed: None  # type: ignore[reportAttributeAccessIssue]
+
+
+def _attach_to_the_root_logger_alone() -> None:
+    """Keeps pytest from looking for loggers that do not propagate, six times per test.
+
+    Torch has dozens of them among its hundreds of loggers: half of the time of a short test.
+    """
+    attach = pytest_logging.catching_logs.__enter__
+
+    def enter(logs: Any) -> logging.Handler:
+        with logging._lock:  # type: ignore[reportAttributeAccessIssue]
+            known, logging.root.manager.loggerDict = logging.root.manager.loggerDict, {}
+            try:
+                return attach(logs)
+            finally:
+                logging.root.manager.loggerDict = known
+
+    pytest_logging.catching_logs.__enter__ = enter
 
 
 def _keep_compiled_code(config: pytest.Config) -> None:
