@@ -9,6 +9,7 @@ from abele import Session, build
 from abele.compilation.verdict import ComparisonWarning
 from abele.errors import CompilerError
 from abele.step.config import StepConfig
+from abele.targets.cpu.emitted.lowering import Emitted
 from abele.trace.module_state import ModuleState
 from conftest import usable
 from helpers.fakes import prefer
@@ -26,6 +27,12 @@ TRAINING = [
 @pytest.fixture(autouse=True)
 def _emitted(monkeypatch):
     monkeypatch.setenv("ABELE_LOWERING", "emitted")
+
+
+@pytest.fixture
+def compiled_once(monkeypatch):
+    """No second code without vectorizers, which has the same fault."""
+    monkeypatch.setattr(Emitted, "compile_conservatively", lambda self, program: None)
 
 
 @functools.cache
@@ -73,6 +80,7 @@ def test_a_fault_in_training_is_caught_before_the_first_result(fault, monkeypatc
     assert running.interpreted or "lowered by 'op_by_op'" in running.check
 
 
+@pytest.mark.usefixtures("compiled_once")
 @pytest.mark.parametrize("fault", OF_INFERENCE)
 def test_a_fault_in_inference_is_caught_before_the_first_result(fault, monkeypatch):
     prefer(monkeypatch, usable("cpu"))
@@ -113,6 +121,7 @@ HIDDEN = {torch.float16: ABSENT, torch.bfloat16: ABSENT | {"stale constant", "wr
         if fault.values[0] not in hidden
     ],
 )
+@pytest.mark.usefixtures("compiled_once")
 def test_a_fault_in_16_bits_is_caught(fault, dtype, monkeypatch):
     prefer(monkeypatch, usable("cpu"))
     inject(monkeypatch, fault)

@@ -4,6 +4,7 @@
 """
 
 import os
+import pickle
 import random
 import warnings
 
@@ -94,11 +95,8 @@ def calls(path, text, sizes, compiled_step, compiled):
         except (RuntimeError, ValueError, AssertionError, TypeError, IndexError) as raised:
             error = type(raised).__name__
         now = state()
-        generators = (
-            torch.get_rng_state(),
-            random.getstate(),
-            repr(numpy.random.get_state(legacy=False)),
-        )
+        numbers = pickle.dumps(numpy.random.get_state(legacy=False))
+        generators = torch.get_rng_state(), hash((random.getstate(), numbers))
         found = [*parts(result, "result"), *parts(now, "state"), *parts(generators, "random")]
         optimizers = [each for each in now.values() if isinstance(each, torch.optim.Optimizer)]
         yield [*found, ("error", error)], gradients(now, optimizers)

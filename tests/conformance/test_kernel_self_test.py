@@ -102,7 +102,7 @@ def test_any_number_of_threads_gives_the_same_bits(kind, name):
             return [each.results for each in TABLES[kind][name](kernels())]
 
     one = results(1)
-    for threads in (2, 3, 5, 16):
+    for threads in (3, 16):  # an odd number, and more than some have parts
         for ours, alone in zip(results(threads), one, strict=True):
             assert all(map(torch.equal, ours, alone))
 
