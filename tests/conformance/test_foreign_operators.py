@@ -88,6 +88,14 @@ def solved(x, weight):
     return torch.linalg.solve(matrix, x) + torch.linalg.inv(matrix).tanh()
 
 
+def all_of_images(x, weight):
+    """All of those above whose parameter is real, one after the other."""
+    parts = (windows, strided_windows, few_operators_of_torch, pooled, pooled_rows, solved)
+    sizes = (1.7, (0.6, 2.3))
+    parts += tuple(functools.partial(nearest, size) for size in sizes)
+    return torch.cat([each(x, weight).flatten() for each in parts])
+
+
 def half_complex(*shape):
     return torch.randn(shape, dtype=torch.complex64, generator=torch.Generator().manual_seed(2))
 
@@ -103,7 +111,9 @@ PROGRAMS = {
     "averages with ceil_mode": lambda: Net(pooled),
     "averages of rows with ceil_mode": lambda: Net(pooled_rows),
     "systems of equations": lambda: Net(solved),
+    "all of images": lambda: Net(all_of_images),
 }
+TRAINED = "a complex parameter", "complex numbers", "all of images"
 
 
 @functools.cache
@@ -116,7 +126,7 @@ def traced(name):
 
 @pytest.mark.compiler
 @pytest.mark.parametrize("lowering", ["emitted", "interpreter"])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", TRAINED)
 def test_trains_as_plain_pytorch(name, lowering, monkeypatch):
     usable("cpu")
     monkeypatch.setenv(candidates.ENVIRONMENT, lowering)

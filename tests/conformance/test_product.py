@@ -1,6 +1,7 @@
 """Our product of matrices is that of float64, for any sizes, steps and number of threads."""
 
 import ctypes
+import itertools
 import math
 import threading
 
@@ -93,15 +94,15 @@ def by_rows(own, a, b, threads, packed=None, apart=0):
     return result, times
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("turned", [0, 1])
 @pytest.mark.parametrize("sizes", [*SIZES, (700, 300, 20), (15, 9000, 3)], ids=str)
-def test_rows_come_once_with_the_bits_of_the_product(own, sizes, turned, threads):
+def test_rows_come_once_with_the_bits_of_the_product(own, sizes, turned):
     rows, columns, inner = sizes
     a = factor(1, rows, inner, turned=turned, step=2, seed=5)
     b = factor(1, inner, columns, turned=1 - turned, step=1, seed=6)
     whole = product(own, a, b)[0]
-    for ready, apart in ((None, 0), (packed(own, b, rows), 0), (None, 16)):
+    ways = (None, 0), (packed(own, b, rows), 0), (None, 16)
+    for threads, (ready, apart) in itertools.product((1, 2, 3), ways):
         result, times = by_rows(own, a, b, threads, ready, apart)
         assert torch.equal(result, whole)
         assert torch.equal(times, torch.ones(rows, dtype=torch.int64))
@@ -188,7 +189,7 @@ def test_many_threads_keep_their_memory_between_products_of_other_sizes(own):
 
 
 def typed_product(own, a, b, kinds, threads=1, apart=0):
-    """The product of tensors whose types have the numbers ``kinds``, and that of their values."""
+    """The product of tensors whose types have the numbers ``kinds``."""
     a, b = typed(a, kinds[0]), typed(b, kinds[1])
     rows, columns = a.shape[1], b.shape[2]
     memory = torch.full((a.shape[0], rows, columns + apart), math.nan, dtype=TYPES[kinds[2]])
@@ -198,26 +199,32 @@ def typed_product(own, a, b, kinds, threads=1, apart=0):
     pointers = [each.data_ptr() for each in (a, b, memory)]
     own.abele_product(ctypes.byref(sizes), *pointers, threads)
     assert memory[..., columns:].isnan().all()
-    return memory[..., :columns], product(own, a.float(), b.float())
+    return memory[..., :columns]
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
+def exact_product(own, a, b, kinds):
+    """The product of the values that these tensors have in their types, in float32."""
+    return product(own, typed(a, kinds[0]).float(), typed(b, kinds[1]).float())
+
+
 @pytest.mark.parametrize("turned", range(4))
 @pytest.mark.parametrize("kinds", KINDS, ids=str)
-def test_factors_of_16_bits_have_the_bits_of_their_float32_values(own, kinds, turned, threads):
+def test_factors_of_16_bits_have_the_bits_of_their_float32_values(own, kinds, turned):
     for index, sizes in enumerate([*SIZES, (700, 300, 20), (15, 1100, 300), (150, 530, 260)]):
         rows, columns, inner = sizes
         for count in (1, 3) if rows * columns * inner < 1e5 else (1,):
             a = factor(count, rows, inner, turned=turned % 2, step=index % 3, seed=index)
             b = factor(count, inner, columns, turned=turned // 2, step=1, seed=index + 50)
-            result, exact = typed_product(own, a, b, kinds, threads, apart=index % 2)
+            exact = exact_product(own, a, b, kinds).to(TYPES[kinds[2]])
+            alone = typed_product(own, a, b, kinds, apart=index % 2)
             if kinds[:2] == (2, 2):  # multiplied in pairs where the processor can
-                alone = typed_product(own, a, b, kinds, 1)[0]
-                assert torch.equal(result, alone), (sizes, count)
-                near = {"rtol": torch.finfo(result.dtype).eps, "atol": 1e-4 * inner**0.5}
-                torch.testing.assert_close(result, exact.to(result.dtype), **near)
+                near = {"rtol": torch.finfo(alone.dtype).eps, "atol": 1e-4 * inner**0.5}
+                torch.testing.assert_close(alone, exact, **near)
             else:
-                assert torch.equal(result, exact.to(result.dtype)), (sizes, count)
+                assert torch.equal(alone, exact), (sizes, count)
+            for threads in (2, 3):
+                result = typed_product(own, a, b, kinds, threads, apart=index % 2)
+                assert torch.equal(result, alone), (sizes, count, threads)
 
 
 @pytest.mark.parametrize("kind", [1, 2])
@@ -227,7 +234,7 @@ def test_rows_of_16_bit_factors_have_the_bits_of_the_product(own, sizes, turned,
     rows, columns, inner = sizes
     a = typed(factor(1, rows, inner, turned=turned, step=2, seed=5), kind)
     b = typed(factor(1, inner, columns, turned=1 - turned, step=1, seed=6), kind)
-    whole = typed_product(own, a, b, (kind, kind, 0))[0][0]
+    whole = typed_product(own, a, b, (kind, kind, 0))[0]
     result = torch.full((rows, columns), math.nan)
 
     def take(_context, address, first, count):
@@ -254,7 +261,8 @@ def test_special_numbers_of_16_bits_stay_what_they_are(own, sizes, turned, kind)
     a.zero_()[0, : len(special), 3] = torch.tensor(special)
     b[0, 3] = 1.0
     b = b.mT.contiguous().mT if turned // 2 else b
-    result, exact = typed_product(own, a, b, (kind, kind, kind))
+    kinds = kind, kind, kind
+    result, exact = typed_product(own, a, b, kinds), exact_product(own, a, b, kinds)
     assert torch.equal(result[0, : len(special), 0].isnan(), torch.tensor(special).isnan())
     assert result[0, 3:8, -1].tolist() == typed(a, kind)[0, 3:8, 3].tolist()
     torch.testing.assert_close(result.float(), exact, rtol=0.01, atol=0, equal_nan=True)
@@ -263,5 +271,5 @@ def test_special_numbers_of_16_bits_stay_what_they_are(own, sizes, turned, kind)
 def test_results_of_16_bits_are_rounded_to_nearest_even(own):
     values = torch.tensor([1 + 2**-11, 1 + 3 * 2**-11, 65519.0, 65520.0, 2**-25, 3 * 2**-26])
     a, b = values.repeat(4, 1)[None], torch.eye(6)[None]
-    result, _ = typed_product(own, a, b, (0, 0, 1))
+    result = typed_product(own, a, b, (0, 0, 1))
     assert torch.equal(result[0], values.half().expand(4, 6))

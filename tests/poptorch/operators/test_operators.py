@@ -1,14 +1,15 @@
 """Breadth: operators and modules of torch in wrapped models, each against plain PyTorch, bitwise.
 
 One line per operator: what is called, and a maker per input. In training an operator sees its first
-input scaled and shifted by two weights, and modules train their own: one step, and results and
-weights must be plain PyTorch's. What has no gradient, and what torch computes otherwise where none
+input scaled and shifted by two weights, and modules train their own: one step of several lines, and
+results and weights must be plain PyTorch's. What has no gradient, and what torch computes otherwise where none
 is wanted, runs for inference.
 """
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -286,10 +287,26 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
+class Together(nn.Module):
+    """Operators of several lines, and a loss of all their results."""
+
+    def __init__(self, lines: Sequence[tuple]):
+        super().__init__()
+        self.parts = nn.ModuleList(Applied(line[1], _total) for line in lines)
+        self._counts = [len(line) - 2 for line in lines]
+
+    def forward(self, *inputs):
+        given, results, losses = iter(inputs), [], []
+        for part, count in zip(self.parts, self._counts, strict=True):
+            result, loss = part(*itertools.islice(given, count))
+            results.append(result)
+            losses.append(loss)
+        return results, poptorch.identity_loss(torch.stack(losses), reduction="sum")
+
+
 def _total(result: Any) -> torch.Tensor:
     floats = [value for value in _tensors(result) if value.is_floating_point()]
-    total = torch.stack([(value * value).sum() + value.sum() for value in floats]).sum()
-    return poptorch.identity_loss(total, reduction="none")
+    return torch.stack([(value * value).sum() + value.sum() for value in floats]).sum()
 
 
 def _assert_same(actual: Any, expected: Any):
@@ -305,6 +322,10 @@ def _cases(*lines: tuple) -> Any:
     return pytest.mark.parametrize(("function", "makers"), cases)
 
 
+def _batched(lines: Sequence[tuple], count: int) -> list[Sequence[tuple]]:
+    return [lines[i : i + count] for i in range(0, len(lines), count)]
+
+
 @_cases(*PRODUCTS, *MODULES, *LOSSES, *FORWARD_ONLY)
 def test_inference(function, makers):
     model = Applied(function, None)
@@ -314,8 +335,7 @@ def test_inference(function, makers):
     _assert_same(poptorch.inferenceModel(model, options())(*inputs), expected)
 
 
-def _one_step(function, loss, makers):
-    model = Applied(function, loss)
+def _one_step(model, makers):
     plain = copy.deepcopy(model)
     inputs = [make() for make in makers]
     wrapped = poptorch.trainingModel(model, options(), torch.optim.SGD(model.parameters(), 0.01))
@@ -328,14 +348,16 @@ def _one_step(function, loss, makers):
         assert torch.equal(model.state_dict()[key], value), key
 
 
-@_cases(*_DIFFERENTIABLE)
-def test_training(function, makers):
-    _one_step(function, _total, makers)
+@pytest.mark.parametrize(
+    "lines", [pytest.param(each, id=f"from {each[0][0]}") for each in _batched(_DIFFERENTIABLE, 8)]
+)
+def test_training(lines):
+    _one_step(Together(lines), [maker for line in lines for maker in line[2:]])
 
 
 @_cases(*LOSSES)
 def test_losses(function, makers):
-    _one_step(function, lambda result: result, makers)
+    _one_step(Applied(function, lambda result: result), makers)
 
 
 @pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), F.nll_loss])
