@@ -40,8 +40,8 @@ def running(way, monkeypatch, name="introduction"):
 def test_attributed_and_unattributed_time_add_to_the_step(way, monkeypatch):
     session, run = running(way, monkeypatch)
     off = []
-    for _ in range(20):  # other processes disturb single measurements; a wrong sum is always wrong
-        (program,) = timing.timed(run, session.executable, session, budget_s=0.5).programs
+    for _ in range(40):  # other processes disturb single measurements; a wrong sum is always wrong
+        (program,) = timing.timed(run, session.executable, session, budget_s=0.1).programs
         times = program.timing
         off.append(abs(times.attributed + times.unattributed - times.seconds) / times.seconds)
         if off[-1] < 0.05:
