@@ -43,7 +43,8 @@ def ran(
     code: str, *arguments: object, interpreter: object = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """A program that has ended, on target reference unless variables say otherwise."""
-    environment = {**os.environ, "ABELE_TARGET": "reference", **variables}
+    own = {"ABELE_TARGET": "reference", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **own, **variables}
     command = [str(each) for each in (interpreter or python(), "-c", code, *arguments)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 

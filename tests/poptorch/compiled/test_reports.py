@@ -120,7 +120,7 @@ def test_names_and_messages_of_any_script_are_written_in_any_locale(tmp_path):
     script = tmp_path / "program.py"
     script.write_text(_IN_OTHER_SCRIPTS, encoding="utf-8")
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    variables = {**os.environ, **ascii_only, "ABELE_TARGET": "reference"}
+    variables = os.environ | ascii_only | {"ABELE_TARGET": "reference", "OMP_NUM_THREADS": "1"}
     names = "net", "caf\u00e9"
     command = [sys.executable, script, tmp_path / "profile", *names]
     done = subprocess.run(command, env=variables, capture_output=True, check=False)

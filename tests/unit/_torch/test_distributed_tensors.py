@@ -49,7 +49,7 @@ print(asked)
 def test_a_capture_loads_none_and_they_work_afterwards():
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _TRAINED + _USED],
-        env={**os.environ, "ABELE_TARGET": "reference"},
+        env={**os.environ, "ABELE_TARGET": "reference", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=120,

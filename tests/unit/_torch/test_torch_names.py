@@ -399,7 +399,7 @@ rule.zero_grad()
 def test_training_loads_no_compiler_of_torch_and_leaves_it_to_whoever_wants_it():
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _TRAINED],
-        env={**os.environ, "ABELE_TARGET": "reference"},
+        env={**os.environ, "ABELE_TARGET": "reference", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=120,

@@ -46,7 +46,8 @@ print(json.dumps([losses, [[each.category.__name__, str(each.message)] for each 
 
 
 def _trained(version, breaks="", target="reference"):
-    environment = {**os.environ, "ABELE_START": "wait", "ABELE_TARGET": target}
+    told = {"ABELE_START": "wait", "ABELE_TARGET": target, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **told}
     # Nothing but the version of this torch is known of what a warm Python has loaded.
     interpreter = sys.executable if version == NEWER or breaks else python()
     return subprocess.run(
