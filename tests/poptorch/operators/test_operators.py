@@ -2,8 +2,8 @@
 
 One line per operator: what is called, and a maker per input. In training an operator sees its first
 input scaled and shifted by two weights, and modules train their own: one step of several lines, and
-results and weights must be plain PyTorch's. What has no gradient, and what torch computes otherwise where none
-is wanted, runs for inference.
+results and weights must be plain PyTorch's. What has no gradient, and what torch computes otherwise
+where none is wanted, runs for inference.
 """
 
 import copy
