@@ -389,23 +389,49 @@ net = Net()
 rule = torch.optim.Adam(net.parameters())
 training = poptorch.trainingModel(net, poptorch.Options().showCompilationProgressBar(False), rule)
 training(torch.ones(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64))
-print(*(name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules))
+later = "torch._dynamo", "torch._inductor", "torch.distributed.tensor"
+print(*(name for name in later if name in sys.modules))
 print(torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item())
 print(torch._dynamo.config.cache_size_limit > 0, sys.modules["torch._dynamo"] is torch._dynamo)
 rule.zero_grad()
 """
+# Distributed tensors, which no capture loads.
+_DISTRIBUTED = """
+from torch import distributed
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
+
+distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+mesh = init_device_mesh("cpu", (1,))
+one = distribute_tensor(torch.ones(2, 2), mesh, [Shard(0)]).requires_grad_()
+total = (one @ distribute_tensor(torch.ones(2, 2), mesh, [Replicate()])).relu().sum()
+total.backward()
+print(type(total) is DTensor, type(one.grad) is DTensor, total.full_tensor().item())
+
+asked = []
+class Own(DTensor):
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        asked.append(str(func))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+own = one.detach()
+own.__class__ = Own
+torch.neg(own)
+print(asked)
+"""
 
 
-def test_training_loads_no_compiler_of_torch_and_leaves_it_to_whoever_wants_it():
+def test_training_loads_neither_torchs_compiler_nor_distributed_tensors_and_both_work_later():
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _TRAINED],
+        [sys.executable, "-W", "ignore", "-c", _TRAINED + _DISTRIBUTED],
         env={**os.environ, "ABELE_TARGET": "reference", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
-    assert done.stdout.split("\n")[:3] == ["", "2.0", "True True"], done.stderr
+    lines = ["", "2.0", "True True", "True True 8.0", "['aten.neg.default']"]
+    assert done.stdout.splitlines() == lines, done.stderr
 
 
 def test_operators_are_of_the_class_we_ask_for():
