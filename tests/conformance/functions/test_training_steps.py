@@ -74,20 +74,6 @@ def test_gradients_accumulate_over_calls_and_another_function_updates(wrap):
     return call, lambda: (task, [each.grad for each in params])
 
 
-@compiles(programs=1)
-def test_a_step_without_zero_grad_adds_up(wrap):
-    task = Task()
-
-    @wrap
-    def step(x, y):
-        loss = task.loss(x, y)
-        loss.backward()
-        task.optimizer.step()
-        return loss
-
-    return lambda i: step(*batch(i)), lambda: task
-
-
 @compiles(programs=2)
 def test_gradients_that_are_emptied_outside_only_now_and_then(wrap):
     task = Task()

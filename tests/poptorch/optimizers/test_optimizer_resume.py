@@ -58,18 +58,17 @@ def _train(wrapped, size, seeds):
         wrapped(*rows(size, seed=seed))
 
 
-@pytest.mark.parametrize("schedule", ["plain", "all"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_resumes(tmp_path, name, schedule):
-    make, (settings, size) = OPTIMIZERS[name], SCHEDULES[schedule]
+def test_every_optimizer_resumes(tmp_path, name):
+    make = OPTIMIZERS[name]
     model = scorer()
     optimizer = make(model.parameters())
-    wrapped = trainer(model, optimizer, **settings)
-    _train(wrapped, size, range(3))
+    wrapped = trainer(model, optimizer)
+    _train(wrapped, 4, range(3))
     _save(tmp_path / "checkpoint.pt", model, optimizer)
-    _train(wrapped, size, range(3, 6))
-    again, resumed = _resumed(tmp_path / "checkpoint.pt", make, "before wrapping", **settings)
-    _train(again, size, range(3, 6))
+    _train(wrapped, 4, range(3, 6))
+    again, resumed = _resumed(tmp_path / "checkpoint.pt", make, "before wrapping")
+    _train(again, 4, range(3, 6))
     assert torch.equal(weights(resumed), weights(model))
 
 
