@@ -10,23 +10,6 @@ import poptorch
 from helpers.wrapping import options, plain_steps, rows, scorer, sgd, trainer, weights
 from poptorch import optim
 
-# Other settings of each class: test_host_optimizer_state.py.
-SETTINGS = [
-    pytest.param("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True}, id="nesterov"),
-    pytest.param("Adam", {"lr": 0.1, "betas": (0.8, 0.9), "weight_decay": 0.1}, id="adam with l2"),
-    pytest.param("AdamW", {"lr": 0.1, "weight_decay": 0.3, "eps": 1e-3}, id="adamw"),
-    pytest.param(
-        "Adam",
-        {"lr": 0.1, "weight_decay": 0.3, "decoupled_weight_decay": True, "maximize": True},
-        id="adam that climbs with decoupled decay",
-    ),
-    pytest.param(
-        "SGD",
-        {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "maximize": True},
-        id="sgd that climbs",
-    ),
-]
-
 
 def _after(optimizer_of, steps=3):
     """Weights of a scorer that a wrapper has trained."""
@@ -41,14 +24,6 @@ def _plain_after(optimizer_of, steps=3):
     model = scorer()
     plain_steps(model, optimizer_of(model), [[rows(4, seed=step)] for step in range(steps)])
     return weights(model)
-
-
-@pytest.mark.parametrize("package", [torch.optim, optim], ids=["torch", "poptorch"])
-@pytest.mark.parametrize(("name", "settings"), SETTINGS)
-def test_every_class_computes_what_torch_computes(package, name, settings):
-    params = _after(lambda m: getattr(package, name)(m.parameters(), **settings))
-    expected = _plain_after(lambda m: getattr(torch.optim, name)(m.parameters(), **settings))
-    assert torch.equal(params, expected)
 
 
 def test_dampening_acts_on_the_first_step():
