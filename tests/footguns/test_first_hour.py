@@ -7,9 +7,7 @@ import pytest
 import torch
 
 import poptorch
-from helpers.wrapping import inference, options, scorer, trainer
-
-X = torch.ones(4, 3)
+from helpers.wrapping import options, scorer, trainer
 
 
 def test_only_modules_can_be_wrapped():
@@ -34,20 +32,3 @@ def test_an_optimizer_of_another_kind_is_refused():
     with pytest.raises(AssertionError, match="Unsupported optimizer type Adafactor"):
         poptorch.trainingModel(model, options(), optimizer)
     trainer(model)  # nothing was wrapped by the failure
-
-
-def _branches(x):
-    return x + 1 if x.sum() > 0 else x
-
-
-def _reads(x):
-    return x * x.sum().item()
-
-
-@pytest.mark.parametrize(
-    ("forward", "code"), [(_branches, "if x.sum"), (_reads, r"\.item\(\)")], ids=["if", "item"]
-)
-def test_reading_a_value_names_the_line(forward, code):
-    line = forward.__code__.co_firstlineno + 1
-    with pytest.raises(poptorch.Error, match=rf"test_first_hour\.py:{line}: .*{code}"):
-        inference(forward)(X)

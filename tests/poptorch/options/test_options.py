@@ -98,8 +98,6 @@ def test_a_namespace_can_be_given_a_class_of_its_own():
     ("call", "kind", "words"),
     [
         (lambda o: setattr(o, "deviceIterations", 4), AssertionError, "Invalid option .* method"),
-        (lambda o: o("nothing"), AttributeError, "Invalid attribute nothing"),
-        (lambda o: o.deviceIterations(2.0), AssertionError, "Unexpected type float"),
         (lambda o: setattr(o, "log_dir", 1), AssertionError, "Unexpected type int"),
         (lambda o: o.deviceIterations(0), AssertionError, "Invalid value 0 .* >= 1"),
         (lambda o: o.outputMode(enums.OutputMode.EveryN, 0), AssertionError, "EveryN"),
@@ -109,7 +107,6 @@ def test_a_namespace_can_be_given_a_class_of_its_own():
         (lambda o: o.modelName("../x"), AssertionError, r"not '../x': it has a '/'"),
         (lambda o: o.modelName("a\0"), AssertionError, r"it has a '\\x00'"),
         (lambda o: o.modelName("a" * 300), AssertionError, "it has 300 bytes"),
-        (lambda o: o.setAvailableMemoryProportion({"IPU": 0.1}), AssertionError, "Invalid key"),
         (lambda o: o.setAvailableMemoryProportion({"IPU0": 2.0}), AssertionError, "proportion"),
         (lambda o: o.anchorTensor("a", "b", enums.OutputMode.EveryN, 0), AssertionError, "EveryN"),
         (lambda o: o.Training.gradientAccumulation(1.5), AssertionError, "Unexpected type"),

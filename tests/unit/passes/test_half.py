@@ -115,7 +115,11 @@ def has_products(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(
+    ("dtype", "has_products"),
+    [(torch.float16, False), (torch.bfloat16, False), (torch.bfloat16, True)],
+    indirect=["has_products"],
+)
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize(
     "target",
