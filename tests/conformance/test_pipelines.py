@@ -146,8 +146,7 @@ def compared(module, config, rule, stages, given, target="reference"):
         piped.close()
 
 
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("kind", ["sgd", "adam"])
+@pytest.mark.parametrize(("network", "kind"), [(Network, "sgd"), *((n, "adam") for n in NETWORKS)])
 def test_training_gives_the_same_bits(network, kind):
     module = network(3)
     config = StepConfig(gradient_accumulation=MICRO_BATCHES, output_mode=OutputMode.ALL)
@@ -171,8 +170,10 @@ def test_stages_and_micro_batches_in_any_number(stages, micro_batches):
     assert all(part.program is not None for part in piped.runner.cut.parts)
 
 
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("mode", [OutputMode.ALL, OutputMode.FINAL])
+@pytest.mark.parametrize(
+    ("network", "mode"),
+    [(Network, OutputMode.FINAL), *((each, OutputMode.ALL) for each in NETWORKS)],
+)
 def test_inference_gives_the_same_bits(network, mode):
     module = network(3)
     config = StepConfig(training=False, device_iterations=6, output_mode=mode)
