@@ -15,8 +15,7 @@ ROOT = Path(__file__).parents[2]
 def write_share(config: pytest.Config) -> None:
     """Write the bytecode of every n-th file, as one of n workers.
 
-    Each worker imports all test files, and in a new checkout would rewrite the asserts of each:
-    nine seconds of a processor.
+    Each worker imports all test files, whose asserts take nine seconds to rewrite.
     """
     worker = getattr(config, "workerinput", None)
     if worker is None or sys.dont_write_bytecode:
