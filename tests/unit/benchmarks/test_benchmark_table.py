@@ -172,11 +172,8 @@ def test_a_table_has_the_rows_of_its_set(tmp_path):
 
 def test_a_set_is_measured_whole_unless_rows_are_named(monkeypatch, tmp_path):
     measured = []
-
-    def turn(row, *_, **__):
-        measured.append(row.name)
-        return turns(row)
-
+    monkeypatch.setattr(torch, "set_num_threads", str)  # it would stay for other tests
+    turn = lambda row, *_, **__: (measured.append(row.name), turns(row))[1]  # noqa: E731
     monkeypatch.setattr(command, "Turns", turn)
     monkeypatch.setattr(command, "together", lambda several: [result(1.0) for _ in several])
     monkeypatch.setattr(command, "_print", lambda *_: None)
@@ -193,6 +190,7 @@ def test_numbers_of_threads_are_measured_beside_each_other(monkeypatch, tmp_path
     monkeypatch.setattr(
         measuring.Turns, "end", lambda self: {**rates[self._threads], "title": "an MLP"}
     )
+    monkeypatch.setattr(torch, "set_num_threads", str)  # it would stay for other tests
     arguments = ["--set", "threads", "--rows", "mlp", "--threads", "1,3", "--out", str(tmp_path)]
     assert command.run(arguments) == 0
     assert order == [1, 3] * 11
