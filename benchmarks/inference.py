@@ -90,7 +90,7 @@ def ways(
     model: nn.Module, wrapped: Callable[..., Any], x: torch.Tensor, threads: int
 ) -> dict[str, Callable[[], Any]]:
     """Return a call of each way that is installed."""
-    decorated = torch.no_grad()(abele.compile(lambda x: model(x), start="wait"))
+    decorated = torch.no_grad()(abele.compile(start="wait")(lambda x: model(x)))
     made: dict[str, Callable[[], Any]] = {
         "eager": torch.inference_mode()(lambda: model(x)),
         "abele": lambda: wrapped(x),

@@ -72,7 +72,7 @@ class Graph:
         static: Collection[str],
         settings: Settings,
     ):
-        self.phase = phase
+        self.phase: Phase = phase
         self.record: BuildRecord | None = None
         self.refused: str | None = None
         self._graph, self._static, self._settings = graph, static, settings

@@ -115,9 +115,9 @@ class Arguments:
             if how != sorted(how):
                 tensor = tensor.permute([how.index(axis) for axis in range(len(how))])
             leaves[index] = tensor
-            if expected[4] not in (None, tensor.stride()):
+            if expected[5] not in (None, tensor.stride()):
                 with _torch.outside_the_trace():
-                    laid = torch.empty_strided(tensor.shape, expected[4], device="meta")
+                    laid = torch.empty_strided(tensor.shape, expected[5], device="meta")
                 self.laid[id(tensor)] = tensor, laid
             if index in self.arrays:
                 now = operator.itemgetter(index)

@@ -238,7 +238,8 @@ def _checksum_of_part(content: bytes, seed: int) -> int:
 
 
 def _checksums(library: ctypes.CDLL) -> Iterator[Case]:
-    for index, sizes in enumerate(((1,), (7, 256), (300, 255, 0, 4111), (65536 + 517, 9))):
+    for index, size in enumerate(TAILS):
+        sizes = (size, 0, 4 * size + index % 5, *([65536 + 517] if index == 5 else []))
         pieces = [
             integers(256, size, seed=index).to(torch.uint8).numpy().tobytes() for size in sizes
         ]

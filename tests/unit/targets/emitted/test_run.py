@@ -309,7 +309,7 @@ def test_code_gives_the_same_bits_with_its_plan_and_without_lowering(function):
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ('"format": 2', '"format": 0'),
+        ('"format": 3', '"format": 0'),
         ('"table"', '"tables"'),
         ('"input"', '"elsewhere"'),
         ('"float32"', '"load"'),

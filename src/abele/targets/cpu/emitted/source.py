@@ -136,8 +136,6 @@ class _Writer:
 
         lines += map(self._line, once)
         end_segment(_inputs_of(once))
-        if once:
-            bodies.append(_CHECKSUM)
         for unit in units:
             operation = unit.operations[0]
             if isinstance(operation, Foreign):
@@ -151,7 +149,7 @@ class _Writer:
         if len(each_time) == 1 and isinstance(each_time[0], Segment) and not clocked:
             bodies.append(_REPEAT.replace("SEGMENT", each_time[0].name))
         includes = [f'#include "{name}"' for name in headers.NAMES]
-        begin = ["\n".join(includes), "using abele::Index;"]
+        begin = ["\n".join(includes), "using abele::Index;", *([_CHECKSUM] if once else [])]
         if clocked:
             array = f"Index {MOMENTS}[{max(1, self._moments)}]"
             begin += [f'extern "C" {{ {_VISIBLE} {array}; }}', _COST]
