@@ -18,8 +18,8 @@ UNCLEAR = re.compile(
 # Lines of Python and C++ per folder, in hundreds. They only go down: a commit that raises one says
 # which published program, test of the original or row of a benchmark needs it.
 BUDGETS = {
-    "src": 1162,
-    "src/abele/_torch": 22,
+    "src": 1164,
+    "src/abele/_torch": 24,
     "src/abele/arena": 12,
     "src/abele/capture": 35,
     "src/abele/collectives": 13,
@@ -27,7 +27,7 @@ BUDGETS = {
     "src/abele/differences": 12,
     "src/abele/dynamo": 7,
     "src/abele/fit": 15,
-    "src/abele/functions": 65,
+    "src/abele/functions": 66,
     "src/abele/kernels": 135,
     "src/abele/ops": 22,
     "src/abele/passes": 34,
@@ -35,7 +35,7 @@ BUDGETS = {
     "src/abele/port": 82,
     "src/abele/program": 16,
     "src/abele/report": 50,
-    "src/abele/runtime": 33,
+    "src/abele/runtime": 34,
     "src/abele/stage": 11,
     "src/abele/step": 16,
     "src/abele/storage": 12,
@@ -48,7 +48,7 @@ BUDGETS = {
     "src/popdist": 31,
     "src/poptorch": 170,
     "src/sambaflow": 33,
-    "tests": 926,
+    "tests": 931,
     "tests/unit/port": 59,
     "benchmarks": 88,
 }

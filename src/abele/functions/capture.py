@@ -635,6 +635,8 @@ class _Capture:
 
         def zero_grad(original: Function, owner: Any, *args: Any, **kwargs: Any) -> None:
             self._grads.note_emptied(_params_of(owner))
+            # Zeros and None differ for weights that a later call leaves unused.
+            self.keep |= not (*args, kwargs.get("set_to_none", True))[0]
             original(owner, *args, **kwargs)
 
         def backward(original: Function, *args: Any, **kwargs: Any) -> Any:

@@ -47,6 +47,7 @@ from abele.functions.source import may_change_arguments
 from abele.functions.state import NotYetError, Reached, holds_tensors
 from abele.functions.varying import NUMBERS, Place, Slots
 from abele.kernels.build import cache_folder
+from abele.locks import Lock
 from abele.program.core import is_library
 from abele.storage.files import prune
 from abele.tracebacks import show_user_frames
@@ -160,7 +161,7 @@ class Function:
         self._lines, self._changed = dict[int, bool](), set[str]()
         self._read = set[int | Place]()
         self._counters, self._defers = set[Place](), False
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._name = getattr(function, "__qualname__", type(function).__name__)
         self._of_others: dict[int, _Bound] = {}  # for classes, and objects without a dictionary
         if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):

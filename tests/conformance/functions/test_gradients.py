@@ -31,6 +31,29 @@ def test_an_update_that_depends_on_the_size_of_a_gradient(wrap):
     return call, lambda: task
 
 
+@compiles(programs=2)
+def test_zeros_of_gradients_that_a_later_call_does_not_compute(wrap):
+    models = nn.Linear(5, 3), nn.Linear(5, 3)
+    weights = [each for model in models for each in model.parameters()]
+    optimizer = torch.optim.SGD(weights, lr=0.1, momentum=0.9, weight_decay=0.1)
+
+    @wrap
+    def step(x, y, both):
+        optimizer.zero_grad(set_to_none=False)
+        scores = models[0](x) + (models[1](x) if both else 0)
+        loss = nn.functional.cross_entropy(scores, y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def call(i):
+        if i == 1:
+            optimizer.zero_grad()
+        return step(*batch(i), i % 4 < 2)
+
+    return call, lambda: (models, optimizer)
+
+
 class Counted(torch.autograd.Function):
     """Doubles, and counts its gradients."""
 

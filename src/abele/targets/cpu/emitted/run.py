@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import operator
-import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 
 from abele.arena import Arena
+from abele.locks import Lock
 from abele.program import Program, Role
 from abele.targets.base import OfBatch, Run
 from abele.targets.cpu.changes import Changes, Checksum
@@ -47,7 +47,7 @@ class Runner:
     """
 
     def __init__(self, program: Program, calling: Calling, library: ctypes.CDLL):
-        self._lock = threading.Lock()  # a program has one arena
+        self._lock = Lock()  # a program has one arena
         self._constants = constants_of(program, calling.constants)
         self._arena = allocated(calling.size)
         self._offsets, self._freed = calling.offsets, calling.freed
