@@ -92,8 +92,9 @@ class OpByOp(Lowering):
         """Load the kernel library into this process (milliseconds)."""
         require_code(payload, "cpu")
         library = binding.load(payload)
-        kernels = map(own_kernel, program.graph.graph.nodes)
-        kinds = {kernel.kind for kernel in kernels if kernel is not None} | {"checksums"}
+        nodes = program.graph.graph.nodes
+        kinds = {kernel.kind for kernel in map(own_kernel, nodes) if kernel is not None}
+        kinds |= {"checksums" for node in nodes if node.target is CONSTANT}
         return checked(program, _OpByOp(program, payload, library, kinds))
 
     def kernel_choices(self, program: Program) -> dict[torch.fx.Node, str]:
