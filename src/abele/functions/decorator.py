@@ -74,6 +74,15 @@ class EagerWarning(UserWarning):
     """A compiled function runs as plain PyTorch, or from now on does."""
 
 
+@functools.cache
+def _warn_of_observers() -> None:
+    warn_user(
+        "A function of abele.compile is called inside a transform or mode that sees each operator "
+        "(torch.func, FlopCounterMode, anomaly detection). Such calls run as plain PyTorch.",
+        EagerWarning,
+    )
+
+
 def _line_in(function: Callable[..., Any], error: BaseException) -> tuple[int | None, bool]:
     """Return the line of a function's own code at which a value was read; None if none did.
 
@@ -260,7 +269,10 @@ class Function:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function, by a program if there is one for these arguments."""
         plain = self.eager is not None and not self.programs
-        if plain or getattr(_tracing, "active", False) or _torch.is_observed():
+        if plain or getattr(_tracing, "active", False):
+            return self.function(*args, **kwargs)
+        if _torch.is_observed():
+            _warn_of_observers()
             return self.function(*args, **kwargs)
         with self._lock:
             if self._prologue is not None:

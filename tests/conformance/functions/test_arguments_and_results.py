@@ -2,6 +2,7 @@
 
 import collections
 import copy
+import warnings
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import abele
 from abele import _torch
+from abele.functions import decorator
+from abele.functions.decorator import EagerWarning
 from helpers.compiled_functions import Task, batch, compiles, stays_eager
 
 Pair = collections.namedtuple("Pair", "first second")
@@ -52,8 +55,20 @@ OBSERVED = (
 )
 
 
+def test_a_call_in_a_transform_says_once_that_it_is_plain():
+    decorator._warn_of_observers.cache_clear()
+    run, x = abele.compile(torch.tanh), torch.randn(2, 3)
+    with pytest.warns(EagerWarning, match="inside a transform or mode that sees") as told:
+        found = [torch.func.vmap(run)(x) for _ in range(2)]
+    assert torch.equal(found[1], x.tanh())
+    assert len(told) == 1
+
+
 @compiles(programs=1, calls=2 + len(OBSERVED))
 def test_calls_in_transforms_and_modes_are_plain(wrap):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EagerWarning)
+        decorator._warn_of_observers()  # once in a process
     weight = torch.randn(5, 3)
 
     @wrap

@@ -251,10 +251,9 @@ def _checksums(library: ctypes.CDLL) -> Iterator[Case]:
         given = memory, (ctypes.c_int64 * count)(*sizes), count, ctypes.byref(result)
         call(library.abele_checksum, *given, threads_of(index))
         found, wanted = ([n >> 16 * i & 0xFFFF for i in range(4)] for n in (result.value, exact))
+        narrow = torch.tensor(found, dtype=torch.float32, device="cpu")
         wide = torch.tensor(wanted, dtype=torch.float64, device="cpu")
-        yield Case(
-            {"bytes": sizes}, [torch.tensor(found, dtype=torch.float32, device="cpu")], [wide]
-        )
+        yield Case({"bytes": sizes}, [narrow], [wide])
 
 
 CHECKSUMS: dict[str, Table] = {"abele_checksum": _checksums}

@@ -42,8 +42,7 @@ class Changes:
         """Return whether constants have changed since the last call; True in the first."""
         constants = self._take(inputs)[:-2]
         addresses = [*map(_address, constants)]
-        same = addresses == self._addresses
-        same = same and all(map(operator.is_, constants, self._constants))
+        same = addresses == self._addresses and all(map(operator.is_, constants, self._constants))
         if not same:
             self._constants, self._addresses = constants, addresses
             count = len(constants)
@@ -62,8 +61,7 @@ class Changes:
     def _look(self) -> list[int]:
         if self._checksum is None:
             return [*map(_version, self._constants)]
-        _, arguments = self._arguments
-        self._checksum(*arguments, torch.get_num_threads())
+        self._checksum(*self._arguments[1], torch.get_num_threads())
         return [self._sum.value]
 
 
