@@ -7,6 +7,7 @@ the call increments would stand still, so such changes are found, undone and rep
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import functools
 import io
@@ -41,11 +42,13 @@ _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 
 
 def _content(value: Any) -> Any:
-    """Return the elements of an array, the length of a stream, or a generator's state."""
+    """Return the elements of an array, position and end of a stream, or a generator's state."""
     if is_array(value):
         return value.copy()
     if isinstance(value, io.IOBase):
-        return value.tell()
+        position, end = value.tell(), value.seek(0, io.SEEK_END)
+        value.seek(position)
+        return position, end
     if isinstance(value, np.random.Generator):
         return copy.deepcopy(value.bit_generator.state)
     return value.getstate() if isinstance(value, random.Random) else value.get_state()
@@ -54,7 +57,9 @@ def _content(value: Any) -> Any:
 def _has_content(value: Any) -> bool:
     """Return whether ``_content`` finds changes of an object, and these can be undone."""
     if isinstance(value, io.IOBase):
-        return not value.closed and value.seekable() and value.writable()
+        with contextlib.suppress(OSError):  # a loop over its lines has no position
+            return not value.closed and value.writable() and value.seekable() and value.tell() >= 0
+        return False
     return isinstance(value, _GENERATORS) or (is_array(value) and value.size <= _MOST)
 
 
@@ -307,8 +312,10 @@ class Reached:
             if is_array(value):
                 value[...] = before
             elif isinstance(value, io.IOBase):
-                value.seek(before)
-                value.truncate()
+                position, end = before
+                if value.seek(0, io.SEEK_END) > end:  # what was there before stays
+                    value.truncate(end)
+                value.seek(position)
             elif isinstance(value, np.random.Generator):
                 value.bit_generator.state = before
             else:

@@ -200,6 +200,32 @@ def test_helpers_that_write_to_streams_and_files(what, tmp_path):
     (stays_eager(match=refused, calls=20) if refused else compiles(programs=1, calls=20))(build)()
 
 
+@pytest.mark.parametrize("where", ["memory", "file"])
+def test_streams_that_a_helper_reads_keep_what_follows(where, tmp_path):
+    streams, lines = contextlib.ExitStack(), "".join(f"{i}\n" for i in range(9))
+
+    def build(wrap):
+        task, path = Task(), tmp_path / wrap.__name__
+        path.write_text(lines)
+        stream = io.StringIO(lines) if where == "memory" else path.open("r+")
+        streams.enter_context(stream)
+
+        def weight():
+            return float(stream.readline())
+
+        @wrap
+        def step(x, y):
+            return task.update(weight() * task.loss(x, y))
+
+        def content():
+            return stream.getvalue() if where == "memory" else path.read_text()
+
+        return lambda i: step(*batch(i)), lambda: (task, stream.tell(), content())
+
+    with streams:
+        stays_eager(match="stream from 'its content' to 'another'")(build)()
+
+
 @stays_eager(match="sets attribute 'tag' of a tensor that it is given, returns or keeps", calls=20)
 def test_attributes_of_a_result(wrap):
     task = Task()
