@@ -24,7 +24,7 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -120,10 +120,10 @@ class Trial:
         problems = problems_of(expected, [], computed, errors=errors)
         if not problems:  # nobody has to know how far rounding moves them
             return _agreement(errors, "tolerance")
-        # What agrees is not kept: further runs take memory for the whole state again.
+        # State that agrees is not kept: further runs take memory for all of it again.
         self._expected = None
         del copies
-        expected, computed = ({n: each[n] for n in problems} for each in (expected, computed))
+        expected, computed = _open(expected, problems), _open(computed, problems)
         return self._compare_rounding(interpreted, expected, computed, errors)
 
     def clock(self, interpreted: Executable, compiled: Executable) -> None:
@@ -151,14 +151,13 @@ class Trial:
             return _agreement(errors, "rounded weights")
         exact = self.exact(interpreted)
         if exact is not None:
-            expected = {name: expected[name] for name in problems}
             problems = problems_of(expected, moved, computed, exact, errors=errors)
             if not problems:
                 return _agreement(errors, "float64")
         # Alive, or code that leaves a result unwritten could find nearly right values in their
         # memory at the next attempt.
-        self._nearly_right = moved
-        return Comparison(problem=_first(problems))
+        self._nearly_right = [expected, *moved]
+        return Comparison(problem=next(iter(problems.values())))
 
     def _judged_by_rounding(
         self,
@@ -173,23 +172,19 @@ class Trial:
         """Compare with runs of differently rounded weights, until one of them explains all.
 
         Returns:
-            The tensors that differ too much, in words, and of each run the results and those of
-            them that it was compared for.
+            The tensors that differ too much, in words, and what is compared of each run.
         """
         moved, problems = list[_Values](), dict[str, str]()
         for trial in range(trials):
             try:
                 copies = _Copies(trial, vary=self._vary)
-                values = self._run(interpreted, copies, call)[0]
-                kept = [n for n in values if n in expected or n.startswith(_RESULT)]
-                moved.append({name: values[name] for name in kept})
-                del copies, values
+                moved.append(_open(self._run(interpreted, copies, call)[0], expected))
+                del copies
             except Exception:  # noqa: BLE001 - the weights are not the user's, so neither is this
                 moved.append(expected)
             problems = problems_of(expected, moved, computed, errors=errors, least=least)
             if not problems:
                 break
-            expected = {name: expected[name] for name in problems}
         return problems, moved
 
     def _judged_by_float32(
@@ -205,17 +200,13 @@ class Trial:
             return runs[program.name](arguments)
 
         try:
-            values = self._run(interpreted, _Copies(vary=self._vary), call)[0]
+            expected = _open(self._run(interpreted, _Copies(vary=self._vary), call)[0], computed)
         except Exception:  # noqa: BLE001 - float32 is nothing that the user asked for
             return False
-        expected = {name: values.pop(name) for name in computed}
-        values.clear()
         values = (value.dtype for program in interpreted.programs for value in values_of(program))
         least = max(map(verdict.tolerance, values))
-        problems = problems_of(expected, [], computed, errors=errors, least=least)
-        if not problems:
+        if not problems_of(expected, [], computed, errors=errors, least=least):
             return True
-        expected = {name: expected[name] for name in problems}
         arguments = interpreted, expected, computed, errors, call, least
         return not self._judged_by_rounding(*arguments)[0]
 
@@ -444,8 +435,9 @@ def problems_of(
     return problems
 
 
-def _first(problems: Mapping[str, str]) -> str:
-    return next(iter(problems.values()))
+def _open(values: _Values, names: Collection[str]) -> _Values:
+    """Return the values of these names, and the results, of which memory keeps no other copy."""
+    return {n: v for n, v in values.items() if n in names or n.startswith(_RESULT)}
 
 
 def _difference(

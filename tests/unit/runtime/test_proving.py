@@ -295,10 +295,26 @@ def test_programs_that_round_numbers_in_between_otherwise_take_over(monkeypatch)
     monkeypatch.setattr(agreement, "problems_of", noted)
     made, compiled = momentum_off_by(1.0005)
     assert made.executable.compiled is compiled.compiled
-    # What agrees is not kept for the next runs, but results are, so that no memory has them.
+    # State that agrees is not kept for the next runs.
     everything, first, *_ = compared
-    assert everything[0] == everything[1] > first[0] == first[1]
-    assert first[2] == first[0] + len(compiled.programs[0].outputs)
+    assert everything[0] == everything[1] > first[0] == first[1] == first[2]
+
+
+def test_results_stay_in_memory_until_another_attempt(monkeypatch):
+    trials, compare = [], Trial.compare
+
+    def noted(self, *executables):
+        trials.append(self)
+        return compare(self, *executables)
+
+    monkeypatch.setattr(Trial, "compare", noted)
+    with pytest.warns(TakeOverWarning):
+        made, _ = momentum_off_by(1.1)
+    expected, *moved = trials[0]._nearly_right
+    results = {name for name in expected if name.startswith("result ")}
+    assert len(results) == len(made.executable.programs[0].outputs)
+    assert moved
+    assert all(results <= each.keys() for each in moved)
 
 
 def test_what_rounding_does_not_explain_is_refused():
