@@ -11,7 +11,6 @@ import ctypes
 import functools
 import hashlib
 import platform
-import threading
 import weakref
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ import torch
 from abele import systems
 from abele.arena.places import Allocation, Places, planned_again
 from abele.kernels import build
+from abele.locks import Lock
 
 #: Name of the arena library among the libraries that are compiled once per machine.
 NAME = "arena"
@@ -212,7 +212,7 @@ _KEEP = 2**31 - 1
 _DEFAULT_MMAP = 32 * 2**20  # the largest that malloc grows its own threshold to
 
 _running = 0
-_lock = threading.Lock()
+_lock = Lock()
 
 
 @contextlib.contextmanager

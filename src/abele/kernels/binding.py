@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import re
-import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,11 @@ import torch
 from abele.errors import CorruptExecutable
 from abele.kernels import sources, threads
 from abele.kernels.build import cache_folder
+from abele.locks import Lock
 from abele.storage import atomic
 
 _LOADED: dict[str, ctypes.CDLL] = {}
-_LOADING = threading.Lock()
+_LOADING = Lock()
 
 
 def _header() -> str:

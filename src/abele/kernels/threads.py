@@ -7,8 +7,9 @@ have the same bits; fewer threads compute these parts (``threads.h``).
 from __future__ import annotations
 
 import ctypes
-import threading
 import weakref
+
+from abele.locks import Lock
 
 #: A limit that limits nothing.
 ALL = 2**31 - 1
@@ -16,7 +17,7 @@ _NAME = "abele_usable_threads"  # a variable of each library
 
 _limit = ALL
 _libraries = weakref.WeakSet[ctypes.CDLL]()
-_lock = threading.Lock()
+_lock = Lock()
 
 
 def follow(library: ctypes.CDLL) -> ctypes.CDLL:

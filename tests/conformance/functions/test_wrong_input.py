@@ -1,5 +1,8 @@
 """Wrong input of compiled functions: plain PyTorch's errors, and nothing is lost."""
 
+import os
+import signal
+import threading
 import warnings
 
 import pytest
@@ -61,3 +64,25 @@ def test_a_call_that_is_no_program_leaves_those_of_others(monkeypatch):
 def test_a_start_that_does_not_exist():
     with pytest.raises(ValueError, match=r"start='soon' was asked for\. Pass one of tiered, wait"):
         abele.compile(len, start="soon")
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_process_calls_a_function_that_another_thread_is_in(step):
+    held, release = threading.Event(), threading.Event()
+
+    def hold():
+        with step._lock:
+            held.set()
+            release.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(60)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # ends it where it waits
+        step(*batch(4))
+        os._exit(7)
+    release.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -17,6 +17,7 @@ from abele import processor
 from abele.errors import CompilerError
 from abele.kernels import build as kernels
 from abele.kernels import sources
+from abele.locks import Lock
 from abele.storage import temporary
 
 FOLDER = Path(__file__).parent / "cpp"
@@ -28,7 +29,7 @@ NAMES = (
     *("tables.h", "matrix.h", "kernels.h", "repeat.h"),
 )
 _NAME = "abele_headers_"
-_MAKING = threading.Lock()
+_MAKING = Lock()
 _GCC = "Free Software Foundation"  # what its --version says
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +25,7 @@ from abele.kernels.convolutions import (
     winograd_points,
 )
 from abele.kernels.on_tensors import channels_last, dense
+from abele.locks import Lock
 from abele.ops import constant_convolution
 from abele.ops.constant_convolution import ACTIVATIONS, folded
 from abele.targets.base import Run
@@ -59,7 +59,7 @@ class ConstantConvolution:
         convolution = convolution_of(node)
         assert convolution is not None
         self._convolution: Convolution = convolution
-        self._packs = getattr(self, _WAYS[_way_of(node)])
+        self._packs = getattr(self, _METHODS[_kind_of(node)])
         self._reads = torch.Tensor.contiguous if reads_planes(node) else channels_last
         self._held: _Held | None = None
         self.__name__ = "constant_convolution"
@@ -180,7 +180,7 @@ class Holding:
         self._run, self._convolutions = run, convolutions
         indices = {i for _, slots in convolutions for i in _indices(slots)}
         self._changes = Changes(sorted(indices), checksum)
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
         """Run the program; see ``targets.base.Run``."""
@@ -213,11 +213,16 @@ def slots_of(node: _Node, positions: dict[_Node, int]) -> Slots:
     return positions[weight], of_bias, [positions[each] for each in norm], eps
 
 
-# Methods of ``ConstantConvolution`` by the kind of kernels that computes it; oneDNN has none.
-_WAYS = {"winograd": "_winograd", "products": "_product", "clamped": "_few_channels", "": "_onednn"}
+# Methods of ``ConstantConvolution`` by the kind of our kernels that they call; oneDNN has none.
+_METHODS = {
+    "winograd": "_winograd",
+    "products": "_product",
+    "clamped": "_few_channels",
+    "": "_onednn",
+}
 
 
-def _way_of(node: _Node) -> str:
+def _kind_of(node: _Node) -> str:
     convolution = convolution_of(node)
     assert convolution is not None
     if kernel_for(convolution) is WINOGRAD:
@@ -227,19 +232,19 @@ def _way_of(node: _Node) -> str:
     return "clamped" if reads_planes(node) else ""
 
 
-def _suits(node: _Node, sums: bool, way: str) -> bool:
-    return (node.args[5] is not None) is sums and _way_of(node) == way
+def _suits(node: _Node, sums: bool, kind: str) -> bool:
+    return (node.args[5] is not None) is sums and _kind_of(node) == kind
 
 
 CONSTANT_CONVOLUTIONS = tuple(
     OwnKernel(
         operator=constant_convolution.operator,
         name="constant_convolution",
-        kind=way or "products",
+        kind=kind or "products",
         function=ConstantConvolution,
-        suits=functools.partial(_suits, sums=sums, way=way),
+        suits=functools.partial(_suits, sums=sums, kind=kind),
         over=5 if sums else None,
     )
     for sums in (True, False)
-    for way in _WAYS
+    for kind in _METHODS
 )
