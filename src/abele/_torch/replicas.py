@@ -242,8 +242,9 @@ class Unmarked(TorchDispatchMode):
             with outside_the_trace():
                 self._element: Any = func(*args)
             return self._element
-        is_write = self._element is not None and args[0] is self._element
-        return args[0] if is_write else func(*args, **(kwargs or {}))
+        if self._element is not None and args and args[0] is self._element:
+            return args[0]
+        return func(*args, **(kwargs or {}))
 
 
 class _Touching(torch.autograd.Function):

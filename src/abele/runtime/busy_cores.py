@@ -34,7 +34,7 @@ _CORES = processor.cores()  # as OpenMP counts them, when it is loaded
 _TASKS = Path("/proc/self/task")
 _STATISTICS = Path("/proc/stat")
 _NEVER = 1 << 62
-_SHORT = 1e-3  # seconds that are not worth a thread
+_SHORT = 1e-3  # seconds that count as work where there was none
 
 
 class BusyCores:

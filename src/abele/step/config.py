@@ -77,7 +77,7 @@ class StepConfig:
         replica_groups: parameters that have one value per group of replicas, by name.
         matmul_precision: type of factors in float32 GEMMs; sums are float32.
         adopts: parameters and buffers are the caller's own tensors, used as they are and written in
-            place. The caller may write them between calls, unseen, so a run packs its constants.
+            place. The caller may write them between calls unseen, so only contents tell of changes.
         broadcast_buffers: replicas may not write to their buffers; the front-end checks it.
         device_iterations: updates (training) or batches (inference) in one call.
         output_mode: which micro-batches' outputs are returned.

@@ -1,4 +1,4 @@
-"""Self-test cases of norms, softmax, losses, sums and embeddings."""
+"""Self-test cases of norms, softmax, losses, sums, embeddings and checksums."""
 
 from __future__ import annotations
 
