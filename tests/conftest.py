@@ -10,12 +10,10 @@ import subprocess
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy
 import pytest
 import torch
-from _pytest import logging as pytest_logging
 
 import poptorch  # noqa: F401  changes the environment when it is imported, so before any test
 from abele import ExecutableCache, get_target, processor
@@ -81,7 +79,6 @@ def pytest_configure(config: pytest.Config) -> None:
     _seed_only_what_is_here()
     # Torch traces its compiler at debug level, thousands of lines in the report of a failure.
     logging.getLogger("torch.__trace").propagate = False
-    _attach_to_the_root_logger_alone()
     # What the caller's shell insists on must not decide what a test tests.
     os.environ.pop(ENVIRONMENT, None)
     os.environ.pop(start.SWAP_AT, None)
@@ -111,24 +108,6 @@ def _seed_only_what_is_here() -> None:
     for kind in (torch.cuda, torch.xpu, torch.mtia):
         if not kind.is_available():
             kind.manual_seed_all = lambda seed: None  # type: ignore[reportAttributeAccessIssue]
-
-
-def _attach_to_the_root_logger_alone() -> None:
-    """Keeps pytest from looking for loggers that do not propagate, six times per test.
-
-    Torch has dozens of them among its hundreds of loggers: half of the time of a short test.
-    """
-    attach = pytest_logging.catching_logs.__enter__
-
-    def enter(logs: Any) -> logging.Handler:
-        with logging._lock:  # type: ignore[reportAttributeAccessIssue]
-            known, logging.root.manager.loggerDict = logging.root.manager.loggerDict, {}
-            try:
-                return attach(logs)
-            finally:
-                logging.root.manager.loggerDict = known
-
-    pytest_logging.catching_logs.__enter__ = enter
 
 
 def _keep_compiled_code(config: pytest.Config) -> None:

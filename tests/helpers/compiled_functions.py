@@ -59,6 +59,23 @@ class Task:
         return loss
 
 
+def in_two(task, wrap):
+    """A function that adds the gradients of half a loss, and one that updates with them."""
+
+    @wrap
+    def add(x, y):
+        loss = task.loss(x, y) / 2
+        loss.backward()
+        return loss
+
+    @wrap
+    def update():
+        task.optimizer.step()
+        task.optimizer.zero_grad()
+
+    return add, update
+
+
 def batch(seed: int, rows: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(rows, 5, generator=generator)

@@ -44,6 +44,12 @@ class Task:
         x = torch.randn(rows, 5, generator=generator)
         return x, x.sum(1, keepdim=True)
 
+    def add_and_update(self, loss: torch.Tensor) -> torch.Tensor:
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss
+
     def update(self, loss: torch.Tensor) -> torch.Tensor:
         self.optimizer.zero_grad()
         loss.backward()
@@ -115,11 +121,7 @@ def accumulated_outside(wrap):
 
     @wrap
     def step(x, y):
-        loss = mse_loss(task.model(x), y)
-        loss.backward()
-        task.optimizer.step()
-        task.optimizer.zero_grad()
-        return loss
+        return task.add_and_update(mse_loss(task.model(x), y))
 
     def call(i):
         with task.model.no_sync():
@@ -273,11 +275,7 @@ def looked_for_and_accumulated(wrap):
 
     @wrap
     def step(x, y, both):
-        loss = mse_loss(task.model(x, both), y)
-        loss.backward()
-        task.optimizer.step()
-        task.optimizer.zero_grad()
-        return loss
+        return task.add_and_update(mse_loss(task.model(x, both), y))
 
     def call(i):
         with task.model.no_sync():

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
-from helpers.compiled_functions import Task, batch, compiles, stays_eager
+from helpers.compiled_functions import Task, batch, compiles, in_two, stays_eager
 
 INFINITE = (2, 3, 6)  # calls with gradients that are not finite
 
@@ -291,16 +291,7 @@ def test_two_functions_inside_of_each_block_of_autocast(wrap):
 def test_gradients_are_added_inside_of_each_block_of_autocast(wrap):
     task = Task()
 
-    @wrap
-    def add(x, y):
-        loss = task.loss(x, y)
-        loss.backward()
-        return loss
-
-    @wrap
-    def update():
-        task.optimizer.step()
-        task.optimizer.zero_grad()
+    add, update = in_two(task, wrap)
 
     def call(i):
         with torch.autocast("cpu", torch.bfloat16):

@@ -6,7 +6,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 from torch.optim import lr_scheduler, swa_utils
 
-from helpers.compiled_functions import Task, batch, compiles
+from helpers.compiled_functions import Task, batch, compiles, in_two
 
 
 def deep(*between: nn.Module) -> nn.Sequential:
@@ -53,16 +53,7 @@ def test_gradients_accumulate_over_calls_and_another_function_updates(wrap):
     task = Task()
     params = [*task.model.parameters()]
 
-    @wrap
-    def accumulate(x, y):
-        loss = task.loss(x, y) / 2
-        loss.backward()
-        return loss
-
-    @wrap
-    def update():
-        task.optimizer.step()
-        task.optimizer.zero_grad()
+    accumulate, update = in_two(task, wrap)
 
     def call(i):
         found = accumulate(*batch(i)), accumulate(*batch(i + 50))

@@ -111,7 +111,9 @@ def test_loading_waits_for_no_compiler_of_torch(path):
     # In a new process of Python: those that tests start have the compiler already.
     command = [sys.executable, "-W", "ignore", "-c", _COLD, str(path)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=120, env=environment
+    )
     assert done.stdout.endswith("False\n")
 
 

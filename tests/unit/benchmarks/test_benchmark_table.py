@@ -173,7 +173,11 @@ def test_a_table_has_the_rows_of_its_set(tmp_path):
 def test_a_set_is_measured_whole_unless_rows_are_named(monkeypatch, tmp_path):
     measured = []
     monkeypatch.setattr(torch, "set_num_threads", str)  # it would stay for other tests
-    turn = lambda row, *_, **__: (measured.append(row.name), turns(row))[1]  # noqa: E731
+
+    def turn(row, *_, **__):
+        measured.append(row.name)
+        return turns(row)
+
     monkeypatch.setattr(command, "Turns", turn)
     monkeypatch.setattr(command, "together", lambda several: [result(1.0) for _ in several])
     monkeypatch.setattr(command, "_print", lambda *_: None)
