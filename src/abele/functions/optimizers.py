@@ -76,6 +76,7 @@ class Numbers:
         self._state, self._groups = state, self.optimizer.param_groups
         self._params = [list(group["params"]) for group in self._groups]
         self._of_params = list(state), list(state.values())
+        self._step = self._step_now()
         entries = [
             (value, key, part)
             for value in state.values()
@@ -104,6 +105,8 @@ class Numbers:
         space, state = self.optimizer.__dict__, self._state
         if space["state"] is not state or groups is not self._groups:
             return False
+        if not are_same(self._step_now(), self._step):
+            return False
         keys, values = self._of_params
         if not (are_same(state, keys) and are_same(state.values(), values)):
             return False
@@ -112,6 +115,9 @@ class Numbers:
         except KeyError:
             return False
         return are_same(now, self._entries) or all(map(_is_same_entry, now, self._entries))
+
+    def _step_now(self) -> tuple[Any, Any]:
+        return type(self.optimizer).step, self.optimizer.__dict__.get("step")
 
     def changed(self) -> tuple[set[str], set[str]]:
         """Return the names of arguments that have changed: slots, and others."""

@@ -213,6 +213,12 @@ def test_a_class_gets_another_forward(wrap):
 
 
 @compiles(programs=2)
+def test_an_optimizer_gets_another_step(wrap):
+    task = Task()
+    return trained(wrap, task, lambda i: i == 3 and setattr(task.optimizer, "step", lambda: None))
+
+
+@compiles(programs=2)
 def test_buffers_take_another_type(wrap):
     scale = nn.Module()
     scale.register_buffer("value", torch.ones(3))
@@ -267,7 +273,7 @@ def test_state_gets_another_layout_in_the_same_memory(wrap):
     def change(i):
         if i == 2:
             state.t_()
-        if i in (3, 4):
+        elif i in (3, 4):
             state.data = state.data[:2] if i == 3 else state.data.unsqueeze(0)
 
     @wrap
