@@ -20,7 +20,7 @@ from abele import ExecutableCache, get_target, processor
 from abele.compilation import estimates, start, verdict
 from abele.runtime.proving import TakeOver
 from abele.targets import ENVIRONMENT, NAMES, Target, candidates
-from helpers import bytecode, compiler_cache, properties, warm_python
+from helpers import compiler_cache, properties, warm_python
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,14 +38,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+def pytest_collection() -> Generator[None, object, object]:
     """Collects no garbage among the tests, now and later: they are a million objects that stay.
 
     What stays of modules and caches is looked through a tenth as often as Python would: a third of
     a second each time.
     """
     gc.disable()
-    bytecode.write_share(session.config)
     try:
         return (yield)
     finally:

@@ -4,8 +4,7 @@ import torch
 
 
 def _exchange(weight):
-    flat = weight.data.view(-1)
-    flat[[0, 9]] = flat[[9, 0]]
+    weight.data.view(-1)[[0, 9]] = weight.data.view(-1)[[9, 0]]
 
 
 def _array(weight):

@@ -78,12 +78,7 @@ class Way:
 def seconds(compiled: Compiled, inputs: list[torch.Tensor], *, adopts: bool = False) -> float:
     """Return the wall time of a run of a compiled program, in seconds: of short ones, the median.
 
-    Short runs pack their constants once, as sessions do.
-
-    Args:
-        compiled: the program.
-        inputs: one tensor for each slot.
-        adopts: see ``StepConfig``.
+    Short runs pack their constants once, as sessions with such a ``StepConfig.adopts`` do.
     """
     once = _seconds(compiled.run, inputs)
     if once > _SHORT_S:

@@ -70,13 +70,10 @@ class BusyCores:
             self._follow(*map(operator.sub, self._before, before))
 
     def _follow(self, seconds: float, waited: float, idle: float, worked: float) -> None:
-        """Change how many threads work.
+        """Change how many threads work, by seconds since the last look.
 
-        Args:
-            seconds: since the last look.
-            waited: seconds that threads waited for a core meanwhile.
-            idle: seconds that cores were idle.
-            worked: seconds that threads had a core.
+        These are all that passed, and those that threads waited for a core, that cores were idle,
+        and that threads had a core; each counts for itself.
         """
         all_threads, quota = torch.get_num_threads(), processor.quota()
         most = all_threads if quota is None else max(1, min(all_threads, math.ceil(quota)))

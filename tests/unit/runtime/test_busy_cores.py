@@ -21,9 +21,8 @@ SECOND = 1_000_000_000
 def watch(monkeypatch):
     """A function that looks a second later, in which threads waited and cores were idle so long.
 
-    Threads worked all the time unless it is told otherwise.
-
-    It returns how many of four threads work; with fewer than all, waiting ones sleep.
+    Threads worked all the time unless it is told otherwise. It returns how many of four threads
+    work; with fewer than all, waiting ones sleep.
     """
     starts = []
 

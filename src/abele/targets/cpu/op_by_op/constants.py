@@ -104,7 +104,7 @@ class ConstantConvolution:
         make = functools.partial(on_tensors.pointwise, self._library, (count, *edges))
         return self._bounded(make, weight, bias)
 
-    def _few_channels(self, weight: Tensor, bias: Tensor | None) -> _Held:
+    def _clamped(self, weight: Tensor, bias: Tensor | None) -> _Held:
         images, (stride, padding, *_) = self._convolution.image.shape, self._places
         make = functools.partial(on_tensors.few_channels, self._library, images, stride, padding)
         return self._bounded(make, weight, bias)
@@ -214,12 +214,7 @@ def slots_of(node: _Node, positions: dict[_Node, int]) -> Slots:
 
 
 # Methods of ``ConstantConvolution`` by the kind of our kernels that they call; oneDNN has none.
-_METHODS = {
-    "winograd": "_winograd",
-    "products": "_product",
-    "clamped": "_few_channels",
-    "": "_onednn",
-}
+_METHODS = {"winograd": "_winograd", "products": "_product", "clamped": "_clamped", "": "_onednn"}
 
 
 def _kind_of(node: _Node) -> str:
