@@ -26,24 +26,29 @@ def folder(tmp_path, monkeypatch):
     headers._path.cache_clear()
 
 
+@pytest.fixture
+def gcc(folder):
+    if headers._path(*HERE) is None:
+        pytest.skip("this compiler is not GCC")
+
+
+def wait():
+    if headers._thread is not None:
+        headers._thread.join()
+
+
 def compiled(text=TEXT):
     """The code of a file, when the headers are there."""
     code = build.compiled("f", text)
-    with headers._MAKING:
-        return code
+    wait()
+    return code
 
 
-def keeps_nothing():
-    return headers._path(*HERE) is None
-
-
-def test_code_is_the_same_with_headers_that_were_read(folder, monkeypatch):
+def test_code_is_the_same_with_headers_that_were_read(gcc, monkeypatch):
     # The compiler of the tests keeps code, with the name of the file that it was first made of.
     text = TEXT.replace(" f(", " in_files_of_one_name(")
     assert headers.arguments(*HERE) == []
     code = compiled(text)
-    if keeps_nothing():
-        pytest.skip("this compiler is not GCC")
     assert headers.arguments(*HERE)[0] == "-include"
     assert set(headers.arguments(*HERE)) < set(build.command(TEXT, "a.cpp", "a.so"))
     assert compiled(text) == code
@@ -52,10 +57,8 @@ def test_code_is_the_same_with_headers_that_were_read(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone"])
-def test_a_damaged_file_costs_only_time(folder, damage):
+def test_a_damaged_file_costs_only_time(folder, gcc, damage):
     headers.make(*HERE)
-    if keeps_nothing():
-        pytest.skip("this compiler is not GCC")
     (read,) = folder.glob("*.gch")
     whole = headers.arguments(*HERE)
     beginning = read.read_bytes()[:1000]
@@ -67,10 +70,8 @@ def test_a_damaged_file_costs_only_time(folder, damage):
     assert headers.arguments(*HERE) == whole
 
 
-def test_a_file_that_is_deleted_while_it_is_in_use_is_read_again(folder):
+def test_a_file_that_is_deleted_while_it_is_in_use_is_read_again(folder, gcc):
     headers.make(*HERE)
-    if keeps_nothing():
-        pytest.skip("this compiler is not GCC")
     (folder / "f.cpp").write_text(TEXT)
     command = build.command(TEXT, str(folder / "f.cpp"), str(folder / "f.so"))
     next(folder.glob("*.gch")).unlink()
@@ -78,9 +79,7 @@ def test_a_file_that_is_deleted_while_it_is_in_use_is_read_again(folder):
     assert build.loaded((folder / "f.so").read_bytes()).f
 
 
-def test_those_of_other_versions_are_deleted_when_new_ones_are_made(folder):
-    if keeps_nothing():
-        pytest.skip("this compiler is not GCC")
+def test_those_of_other_versions_are_deleted_when_new_ones_are_made(folder, gcc):
     old = folder / "abele_headers_old.h.gch"
     old.write_bytes(b"")
     headers.make(*HERE)
@@ -98,9 +97,7 @@ def test_other_compilers_read_them_each_time(folder):
 
 
 @pytest.mark.parametrize("cores", [1, 2])
-def test_files_do_not_wait_for_what_a_thread_makes(folder, monkeypatch, cores):
-    if keeps_nothing():
-        pytest.skip("this compiler is not GCC")
+def test_files_do_not_wait_for_what_a_thread_makes(gcc, monkeypatch, cores):
     made, may_go_on, make = [], threading.Event(), headers.make
 
     def slowly(*here):
@@ -116,6 +113,6 @@ def test_files_do_not_wait_for_what_a_thread_makes(folder, monkeypatch, cores):
     headers.make_beside(*HERE)  # one thread does
     assert len(made) == (2 if cores == 1 else 0)
     may_go_on.set()
-    with headers._MAKING:  # it has come to its end
-        assert headers.arguments(*HERE)[0] == "-include"
+    wait()
+    assert headers.arguments(*HERE)[0] == "-include"
     assert len(made) == 3 - cores

@@ -29,8 +29,10 @@ NAMES = (
     *("tables.h", "matrix.h", "kernels.h", "repeat.h"),
 )
 _NAME = "abele_headers_"
-_MAKING = Lock()
 _GCC = "Free Software Foundation"  # what its --version says
+
+_thread: threading.Thread | None = None  # compiles them; not alive in a forked child
+_starting = Lock()
 
 
 def arguments(compiler: str, instruction_set: str) -> list[str]:
@@ -68,17 +70,15 @@ def make_beside(compiler: str, instruction_set: str) -> None:
 
     The process exits only after the thread. On one core, the caller precompiles them itself.
     """
-
-    def make_and_allow() -> None:
-        try:
-            make(compiler, instruction_set)
-        finally:
-            _MAKING.release()
-
+    global _thread
     if processor.cores() == 1:
         make(compiler, instruction_set)
-    elif not arguments(compiler, instruction_set) and _MAKING.acquire(blocking=False):
-        threading.Thread(target=make_and_allow, name="abele-headers").start()
+    elif not arguments(compiler, instruction_set):
+        with _starting:
+            if _thread is None or not _thread.is_alive():
+                here = (compiler, instruction_set)
+                _thread = threading.Thread(target=make, args=here, name="abele-headers")
+                _thread.start()
 
 
 def _is_whole(path: Path) -> bool:
