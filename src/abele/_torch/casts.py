@@ -1,6 +1,6 @@
 """The casts of weights that ``torch.autocast`` keeps until its outermost block ends."""
 
-# pyright: reportUnknownMemberType=false
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false
 
 from __future__ import annotations
 
@@ -15,6 +15,19 @@ from abele._torch.replaced import replaced
 
 _UNTYPED: Any = torch
 TO_COPY: Any = torch.ops.aten._to_copy.default
+
+
+def types() -> list[tuple[str, torch.dtype]]:
+    """Return the types that autocast of this thread casts to, by device; none where it is off."""
+    if not _UNTYPED._C._is_any_autocast_enabled():
+        return []
+    casting = [each for each in ("cpu", "cuda") if torch.is_autocast_enabled(each)]
+    return [(each, torch.get_autocast_dtype(each)) for each in casting]
+
+
+def of_products() -> str:
+    """Return the type that oneDNN casts factors to, in products of float32: bf16, tf32 or none."""
+    return _UNTYPED._C._get_fp32_precision_getter("mkldnn", "matmul")
 
 
 def are_kept() -> bool:

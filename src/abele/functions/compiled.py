@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,13 +33,12 @@ _requires_grad = operator.attrgetter("requires_grad")
 
 def modes() -> tuple[Any, ...]:
     """Return torch's settings of this thread that change what a function computes."""
-    casting = [each for each in ("cpu", "cuda") if torch.is_autocast_enabled(each)]
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.get_default_dtype(),
         _torch.default_device(),
-        [(each, torch.get_autocast_dtype(each)) for each in casting],
+        casts.types(),
         casts.are_kept(),
         torch.is_autocast_cache_enabled(),
         torch.are_deterministic_algorithms_enabled(),
@@ -90,6 +90,8 @@ class CompiledCall:
         sources = [each.source for each in leaves if type(each) is View]
         self._shared = {each.index for each in sources if type(each) is Output}
         self._scalers = captured.scalers
+        calls = captured.calls
+        self._calling = calls.in_use if calls.functions else contextlib.nullcontext[None]
         self._storages = {_memory(tensor) for tensor in self._tensors} - {0}
         slots = [slot for slot in captured.program.inputs if slot.role is Role.INPUT]
         self._followed = Followed(captured.varying, captured.free)
@@ -167,7 +169,7 @@ class CompiledCall:
             return None
         if not self._follow_numbers() or not self.guards.hold():
             return None
-        found = self._found()  # which may make casts
+        found = self._found() if self._given or self._replaced else []  # which may make casts
         if found is None:
             return None
         inputs = [*inputs, *found] if found else inputs
@@ -214,11 +216,12 @@ class CompiledCall:
             return False
         if list(map(_requires_grad, self._others)) != self._trained:
             return False
-        if any(tensor.grad is not None for tensor in self._absent):
+        # Generators take longer than what an empty list needs.
+        if self._absent and any(tensor.grad is not None for tensor in self._absent):
             return False
-        if any(map(scaling.is_pending, self._scalers)):
+        if self._scalers and any(map(scaling.is_pending, self._scalers)):
             return False
-        return all(each.holds() for each in self._read)
+        return not self._read or all(each.holds() for each in self._read)
 
     def _follow_numbers(self) -> bool:
         for numbers in self.captured.numbers:
@@ -259,7 +262,7 @@ class CompiledCall:
         captured = self.captured
         numbers = torch.get_rng_state() if self._draws else None
         try:
-            with captured.calls.in_use():
+            with self._calling():
                 outputs = [*self.session.step(inputs)]
         except ValueCheckError:
             if numbers is not None:

@@ -162,14 +162,17 @@ class Guards:
             now = self._now()
             if now != self._values or list(map(type, now)) != self._types:
                 return False
-            if any(math.copysign(1, now[index]) != sign for index, sign in self._zeros):
-                return False
-            if any(now[index] is not value for index, value in self._objects):
-                return False
+            for index, sign in self._zeros:
+                if math.copysign(1, now[index]) != sign:
+                    return False
+            for index, value in self._objects:
+                if now[index] is not value:
+                    return False
             if [name for space, name in self._hidden if name in space]:
                 return False
-            if any(_is_refilled(info(), before) for info, before in self._caches):
-                return False
+            for info, before in self._caches:
+                if _is_refilled(info(), before):
+                    return False
             return all(self._snapshot(value) == saved for _, value, saved in self._containers)
         except (KeyError, RuntimeError, ValueError):  # a deleted name, or tensors that differ
             return False

@@ -12,8 +12,7 @@ import enum
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
+from abele._torch import casts
 from abele.step.replica_groups import Grouping, GroupType
 
 
@@ -50,8 +49,7 @@ class MatmulPrecision(enum.StrEnum):
     @classmethod
     def of_torch(cls) -> MatmulPrecision:
         """Return what ``torch.set_float32_matmul_precision`` asks for on the host."""
-        mkldnn: Any = torch.backends.mkldnn
-        return cls.MEDIUM if mkldnn.matmul.fp32_precision == "bf16" else cls.HIGHEST
+        return cls.MEDIUM if casts.of_products() == "bf16" else cls.HIGHEST
 
 
 _COMPILE = {"when": "compile"}
