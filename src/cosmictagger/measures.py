@@ -146,10 +146,6 @@ def _of_boxes(boxes: Tensor, event: Tensor, vertex: Tensor) -> tuple[Tensor, Ten
     return (wrong.square() * entropy).sum(), torch.where(true, off, 0.0).sum()
 
 
-def _light(entropy: Tensor, label: Tensor) -> Tensor:
-    return _by_class(label, [entropy.new_full((), weight) for weight in LIGHT])
-
-
 def _even(entropy: Tensor, label: Tensor) -> Tensor:
     # Adding floats is several times faster than counting, and as exact up to 2**24 rare pixels.
     cosmic, neutrino = ((label == kind).to(torch.float32).sum() for kind in (1, 2))
@@ -168,7 +164,7 @@ def _by_class(label: Tensor, weights: Sequence[Tensor]) -> Tensor:
 
 
 _SCHEMES: Mapping[LossBalanceScheme, Weights] = {
-    LossBalanceScheme.light: _light,
+    LossBalanceScheme.light: lambda e, label: _by_class(label, [e.new_full((), w) for w in LIGHT]),
     LossBalanceScheme.even: _even,
     LossBalanceScheme.focal: _focal,
 }

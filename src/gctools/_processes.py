@@ -99,7 +99,8 @@ def _elsewhere(system: System, record: dict[str, Any]) -> str | None:
     same_kernel = record["boot"] == boot
     if same_kernel and record["namespace"] == _namespace(system):
         return None
-    if not same_kernel and record["host"] == _host(system):
+    host = system.text(system.proc / "sys/kernel/hostname") or platform.node()
+    if not same_kernel and record["host"] == host:
         return None  # of before the machine was started: no process of ours has that PID and age
     return str(record["host"])
 
@@ -109,10 +110,6 @@ def _namespace(system: System) -> str | None:
         return os.readlink(system.proc / "self/ns/pid")
     except OSError:
         return None
-
-
-def _host(system: System) -> str:
-    return system.text(system.proc / "sys/kernel/hostname") or platform.node()
 
 
 def _is_alive(system: System, record: dict[str, Any], owner: int) -> bool:

@@ -281,13 +281,6 @@ def _is_loopback(address: str) -> bool:
         return False  # a name
 
 
-def _unknown_host(place: Place, problem: socket.gaierror) -> str:
-    return (
-        f"MASTER_ADDR={place.address} is no host that process {place.rank} of {place.size} knows: "
-        f"{problem.strerror}. Set it to a name or address of process 0's host."
-    )
-
-
 def _wait_for_port(place: Place, endpoint: str) -> None:
     """Wait until a program listens on the store's port."""
     until = time.monotonic() + place.timeout_s
@@ -299,7 +292,11 @@ def _wait_for_port(place: Place, endpoint: str) -> None:
         except OSError as problem:
             if time.monotonic() > until:
                 if isinstance(problem, socket.gaierror):
-                    raise PlaceError(_unknown_host(place, problem)) from problem
+                    raise PlaceError(
+                        f"MASTER_ADDR={place.address} is no host that process {place.rank} of "
+                        f"{place.size} knows: {problem.strerror}. Set it to a name or address of "
+                        "process 0's host."
+                    ) from problem
                 raise RankLostError(
                     f"Process {place.rank} of {place.size} waited {place.timeout_s:.0f} s for "
                     f"process 0, which does not answer at {endpoint} ({problem.strerror}). Start "

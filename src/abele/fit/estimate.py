@@ -262,7 +262,7 @@ def compare(
     if not limit.of_process or target.device().type != "cpu":
         return decide(estimated, limit)
     operations = sum(len(each.graph.graph.nodes) for each in programs)
-    private = max(0, _private() - counted)
+    private = max(0, _status("RssAnon") - counted)  # what the system cannot drop
     size = Interval(
         *(
             private * (1 + share) + each * operations
@@ -278,11 +278,6 @@ def growth(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
     return _status("VmHWM") - _status("VmRSS")
-
-
-def _private() -> int:
-    """Return this process's anonymous memory in bytes, which the system cannot drop."""
-    return _status("RssAnon")
 
 
 def _status(wanted: str) -> int:

@@ -131,17 +131,14 @@ def _computed_again(
     again: Nodes = set()
     for node in order:
         forward = node.op == "call_function" and node_phase(node) == "forward"
-        if not forward or order[node] > last or node in kept or _runs_once(node):
+        runs_once = has_tag(node, torch.Tag.nondeterministic_seeded) or has_effect(node)
+        if not forward or order[node] > last or node in kept or runs_once:
             continue
         # A view of a kept value and a result of a kept operation take no memory of their own.
         follows = is_getitem(node) or is_view(node)
         if not follows or node_argument(node, 0) in again:
             again.add(node)
     return again
-
-
-def _runs_once(node: torch.fx.Node) -> bool:
-    return has_tag(node, torch.Tag.nondeterministic_seeded) or has_effect(node)
 
 
 def _clone(

@@ -206,10 +206,6 @@ def _norm(value: torch.Tensor) -> torch.Tensor:
     return linalg.vector_norm(value)
 
 
-def _sgd_state(values: Values) -> dict[str, float]:
-    return {"momentum_buffer": 0.0} if values["momentum"] != 0 else {}
-
-
 def _sgd(param: torch.Tensor, grad: torch.Tensor, state: State, h: Hyper) -> None:
     """Stochastic gradient descent with momentum.
 
@@ -417,7 +413,7 @@ FURTHER_RULES: dict[str, Rule] = {
     "rprop": Rule(lambda h: {"step": 0, "prev": 0, "step_size": h["lr"]}, _rprop),
 }
 RULES: dict[str, Rule] = {
-    "sgd": Rule(_sgd_state, _sgd),
+    "sgd": Rule(lambda h: {"momentum_buffer": 0.0} if h["momentum"] != 0 else {}, _sgd),
     "rmsprop": Rule(_rmsprop_state, _rmsprop),
     "adam": Rule(_adam_state, _adam),
     "lamb": Rule(lambda h: _MOMENTS, _lamb),

@@ -86,10 +86,6 @@ def _special(value: float) -> str:
     return str(value) if bits(value) in _USUAL else struct.pack(">d", value).hex()
 
 
-def _from_special(text: str) -> float:
-    return float(text) if len(text) < 16 else struct.unpack(">d", bytes.fromhex(text))[0]
-
-
 _USUAL = {bits(value) for value in (math.inf, -math.inf, math.nan)}
 
 
@@ -137,7 +133,9 @@ def decode(data: Any, others: Mapping[str, Callable[[Any], Any]] | None = None) 
     if tag == "device":
         return torch.device(content)
     if tag == "float":
-        return _from_special(content)
+        if len(content) < 16:
+            return float(content)
+        return struct.unpack(">d", bytes.fromhex(content))[0]
     if tag == "dict":
         return {decode(key, others): decode(value, others) for key, value in content}
     if tag in _FROM_LIST:

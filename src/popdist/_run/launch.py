@@ -194,7 +194,9 @@ class _Run:
     def __init__(self, plan: Plan, settings: Settings) -> None:
         self._plan, self._settings = plan, settings
         options = settings.options
-        self._screen = Screen(options["tag_output"], options["only_output_from_instance"], _stop)
+        tags, only = options["tag_output"], options["only_output_from_instance"]
+        # Once its output is closed, poprun ends.
+        self._screen = Screen(tags, only, lambda: os.kill(os.getpid(), signal.SIGTERM))
         self._mark = f"\x1d{secrets.token_hex(8)}\x1d"
         self._relay: Relay | None = None
 
@@ -286,11 +288,6 @@ def _allow_files(count: int) -> None:
         limit = count if most == unlimited else min(count, most)
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
-
-
-def _stop() -> None:
-    """Terminate poprun after its output pipe was closed."""
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _ignore_signals() -> None:

@@ -45,7 +45,7 @@ def _reader_of(kind: type) -> Callable[[Any, Indices], Any]:
     if kind is Subset:
         return _of_subset
     if kind is TensorDataset:
-        return _of_tensors
+        return lambda dataset, indices: _rows(dataset.tensors, indices)
     method = getattr(kind, "__getitem__", None)
     home = getattr(method, "__module__", ""), getattr(method, "__qualname__", "")
     if home in _TORCHVISION:
@@ -63,10 +63,6 @@ def _of_subset(dataset: Any, indices: Indices) -> Any:
     if isinstance(chosen, torch.Tensor | np.ndarray):
         chosen = chosen.tolist()
     return batch(dataset.dataset, [chosen[index] for index in indices])
-
-
-def _of_tensors(dataset: Any, indices: Indices) -> list[torch.Tensor]:
-    return _rows(dataset.tensors, indices)
 
 
 def _of_attributes(form: type, names: tuple[str, ...], dataset: Any, indices: Indices) -> Any:

@@ -129,10 +129,6 @@ def _pipelined() -> Any:
     return PipelinedExecution()
 
 
-def _excludes() -> list[str]:
-    return ["/site-packages/torch/", "/poptorch/", "/abele/"]
-
-
 _HON, _NOP, _REJ = Status.HONOURED, Status.NO_EFFECT, Status.REJECTED
 _COUNT = AtLeast(1)
 _LOCATION = "where tensors live never changes their values"
@@ -210,7 +206,8 @@ _ROOT = (
         "ABELE_START wins"),
     Row("_show_compilation_progress_bar", "Options", "showCompilationProgressBar", bool, True,
         None, "run", _HON, "the bar on stderr during compilation"),
-    Row("_source_location_excludes", "Options", "sourceLocationExcludes", list, _excludes, None,
+    Row("_source_location_excludes", "Options", "sourceLocationExcludes", list,
+        lambda: ["/site-packages/torch/", "/poptorch/", "/abele/"], None,
         "compile", _HON, "path fragments of frames that are never named as a user's line"),
     Row("appendToLocationExcludes", "Options", "appendToLocationExcludes", "method", ABSENT, None,
         "compile", _HON, "adds to the list of sourceLocationExcludes"),

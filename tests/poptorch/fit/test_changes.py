@@ -36,7 +36,7 @@ def interpreted(monkeypatch):
     monkeypatch.setenv("ABELE_TARGET", "reference")
     monkeypatch.setattr(arena, "available", lambda: False)
     process = importlib.import_module("abele.fit.estimate")
-    monkeypatch.setattr(process, "_private", lambda: 0)  # it grows while tests run
+    monkeypatch.setattr(process, "_status", lambda name: 0)  # it grows while tests run
     monkeypatch.setattr(process, "_OF_OPERATION", (0, 0, 0))  # more than these small tensors
 
 
