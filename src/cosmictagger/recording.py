@@ -252,17 +252,8 @@ def _now() -> str:
 
 
 PARTS = (
-    "train",
-    "val",
-    "io",
-    "forward",
-    "backward",
-    "checkpoint",
-    "loss",
-    "summary",
-    "log",
-    "optimizer",
-    "metrics",
+    *("train", "val", "io", "forward", "backward", "checkpoint"),
+    *("loss", "summary", "log", "optimizer", "metrics"),
 )
 """Parts of an iteration, as CosmicTagger's profile files name them.
 

@@ -81,20 +81,10 @@ _OWN: dict[str, Callable[[Any], Any]] = {
     "second_order_momentum_accum_type": _accumulator,
     "max_grad_norm": _max_norm,
 }
-_MAY_CHANGE = frozenset(
-    [
-        "lr",
-        "momentum",
-        "dampening",
-        "weight_decay",
-        "betas",
-        "eps",
-        "alpha",
-        "loss_scaling",
-        "velocity_scaling",
-        "max_weight_norm",
-    ]
-)
+_MAY_CHANGE = {
+    *("lr", "momentum", "dampening", "weight_decay", "betas", "eps", "alpha"),
+    *("loss_scaling", "velocity_scaling", "max_weight_norm"),
+}
 
 
 class Optimizer(HostState):

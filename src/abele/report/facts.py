@@ -196,16 +196,7 @@ def _phases(nodes: Sequence[torch.fx.Node | None]) -> dict[str, int]:
 
 
 def _tensor(piece: Piece) -> record.Tensor:
-    made = record.Tensor(
-        operator="",
-        phase="",
-        module="",
-        line="",
-        type="",
-        bytes=piece.size,
-        first=piece.first,
-        last=piece.last,
-    )
+    made = record.Tensor(bytes=piece.size, first=piece.first, last=piece.last)
     node = piece.node
     if node is None:
         return made

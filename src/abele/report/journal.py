@@ -347,21 +347,16 @@ def joined(windows: Iterable[Window]) -> Window:
     ]
     last = [each for each in parts if each.loss is not None or each.not_finite][-1:]
     lowest, highest = (pick(e.quarters[i] for e in parts) for pick, i in ((min, 0), (max, 4)))
+    added = ("waited", "inputs", "computed", "outputs", "loading", "compiling", "not_finite")
     return Window(
         at=parts[0].at,
         until=parts[-1].until,
         first=parts[0].first,
         count=count,
-        waited=sum(each.waited for each in parts),
-        inputs=sum(each.inputs for each in parts),
-        computed=sum(each.computed for each in parts),
-        outputs=sum(each.outputs for each in parts),
         quarters=(lowest, middle[0], middle[1], middle[2], highest),
-        loading=sum(each.loading for each in parts),
-        compiling=sum(each.compiling for each in parts),
         loss=last[0].loss if last else None,
-        not_finite=sum(each.not_finite for each in parts),
         instead=last[0].instead if last else "",
+        **{name: sum(getattr(each, name) for each in parts) for name in added},
     )
 
 

@@ -158,11 +158,11 @@ class Tensor:
         last: the last step that uses it.
     """
 
-    operator: str
-    phase: str
-    module: str
-    line: str
-    type: str
+    operator: str = ""
+    phase: str = ""
+    module: str = ""
+    line: str = ""
+    type: str = ""
     bytes: int
     first: int
     last: int
