@@ -149,27 +149,17 @@ def restore_views(graph: torch.fx.GraphModule) -> None:
         inner.recompile()
 
 
-_VIEWS: dict[Any, Any] = {
-    # Where writes were removed, strides may have changed.
-    aten.view_copy.default: aten.reshape.default,
-    aten.t_copy.default: aten.t.default,
-    aten.transpose_copy.int: aten.transpose.int,
-    aten.permute_copy.default: aten.permute.default,
-    aten.expand_copy.default: aten.expand.default,
-    aten.select_copy.int: aten.select.int,
-    aten.slice_copy.Tensor: aten.slice.Tensor,
-    aten.squeeze_copy.default: aten.squeeze.default,
-    aten.squeeze_copy.dim: aten.squeeze.dim,
-    aten.squeeze_copy.dims: aten.squeeze.dims,
-    aten.unsqueeze_copy.default: aten.unsqueeze.default,
-    aten.split_copy.Tensor: aten.split.Tensor,
-    aten.split_with_sizes_copy.default: aten.split_with_sizes.default,
-    aten.unbind_copy.int: aten.unbind.int,
-    aten.diagonal_copy.default: aten.diagonal.default,
-    aten.unfold_copy.default: aten.unfold.default,
-    aten.alias_copy.default: aten.alias.default,
-    aten.detach_copy.default: aten.detach.default,
-}
+# Where writes were removed, strides may have changed: a view becomes a reshape.
+_VIEWS: dict[Any, Any] = {aten.view_copy.default: aten.reshape.default}
+for _name in (
+    *("t.default", "transpose.int", "permute.default", "expand.default", "select.int"),
+    *("slice.Tensor", "squeeze.default", "squeeze.dim", "squeeze.dims", "unsqueeze.default"),
+    *("split.Tensor", "split_with_sizes.default", "unbind.int", "diagonal.default"),
+    *("unfold.default", "alias.default", "detach.default"),
+):
+    _view, _overload = _name.split(".")
+    _copy = getattr(getattr(aten, f"{_view}_copy"), _overload)
+    _VIEWS[_copy] = getattr(getattr(aten, _view), _overload)
 
 
 def _outline(body: Body, arguments: Sequence[torch.Tensor]) -> _Outlined:
