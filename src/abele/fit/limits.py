@@ -11,10 +11,22 @@ import torch
 from abele import systems
 from abele.errors import LimitError
 
-_UNITS = {"": 1, "b": 1}
-for _power, _letter in enumerate("kmgt", 1):
-    _UNITS |= {f"{_letter}b": 1000**_power}
-    _UNITS |= dict.fromkeys((_letter, f"{_letter}ib"), 1024**_power)
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+    "k": 2**10,
+    "m": 2**20,
+    "g": 2**30,
+    "t": 2**40,
+}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE)
 #: One IPU of the second generation: tiles, and bytes of each.
 MK2 = "mk2"
