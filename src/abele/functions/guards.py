@@ -127,8 +127,9 @@ class Guards:
         self._containers: list[tuple[str, Any, Any]] = []
         self._modules: dict[int, torch.nn.Module] = {}
         self._paired: set[tuple[int, str]] = set()  # entries of objects that are compared
-        self._followed: set[tuple[int, str]] = set()  # and those whose attributes are
-        self._contained: set[int] = set()  # containers whose items are
+        # Entries whose attributes of some names are compared, and containers whose items' are.
+        self._followed: set[tuple[Any, ...]] = set()
+        self._contained: set[int] = set()  # containers whose items are compared
         for module in modules:
             self._add_module(module)
         for space in map(reachable.attributes_of, scalers):
@@ -275,9 +276,9 @@ class Guards:
 
     def _add_pair(self, space: Any, name: str, value: Any, owner: str) -> None:
         key = (id(space), name)
-        if key in self._paired or name in self._left_out or is_code_of_library(value):
+        if key in self._paired or name in self._left_out or _stands_in(value):
             return
-        if key in self._free or key in self._stored or _stands_in(value):
+        if key in self._free or key in self._stored:
             return
         self._paired.add(key)
         if is_dict(space):
@@ -297,7 +298,7 @@ class Guards:
         if is_module:
             self._add_module(value)
         elif isinstance(value, torch.Tensor):
-            names &= value.__dict__.keys()
+            names = names.intersection(value.__dict__)
         elif not may_have_attributes(value):
             return
         for name in names:
@@ -311,8 +312,8 @@ class Guards:
                 self._absent[id(value), name] = hiding
             if not is_module or space is not reachable.attributes_of(value):
                 self._add_pair(space, name, part, f"{path}.{name}")
-            if (id(space), name) not in self._followed:
-                self._followed.add((id(space), name))
+            if (id(space), name, names) not in self._followed:
+                self._followed.add((id(space), name, names))
                 self._follow(f"{path}.{name}", part, names, depth - 1)
 
     def _find(self, function: Any) -> None:
@@ -336,9 +337,10 @@ class Guards:
     def _add_container(self, path: str, value: Any, names: frozenset[str], depth: int) -> None:
         if path.rpartition(".")[2] in self._left_out:
             return
-        if id(value) in self._contained or self._only_appends(path, value):
+        key = (id(value), names)
+        if key in self._followed or self._only_appends(path, value):
             return
-        self._contained.add(id(value))
+        self._followed.add(key)
         size = value.size if is_array(value) else len(value)
         if size > _MOST_ITEMS:
             raise CaptureError(
@@ -346,7 +348,9 @@ class Guards:
                 f"depends on those that it was captured with, and at most {_MOST_ITEMS} are "
                 "compared at each call. Make it a tensor, or pass what is needed of it."
             )
-        self._containers.append((path, value, self._snapshot(value)))
+        if id(value) not in self._contained:
+            self._contained.add(id(value))
+            self._containers.append((path, value, self._snapshot(value)))
         if is_dict(value):
             for part_name, part in items_of(value):
                 self._follow(f"{path}[{part_name!r}]", part, names, depth - 1)
@@ -387,21 +391,14 @@ def cells_of(function: Any, frames: Frames) -> Iterator[tuple[str, types.CellTyp
             if id(cell) not in seen and name != "__class__":
                 seen.add(id(cell))
                 with contextlib.suppress(ValueError):  # not assigned
-                    if not is_code_of_library(cell.cell_contents):
-                        yield name, cell
-
-
-def is_code_of_library(value: Any) -> bool:
-    """Return whether a value is a module, class or function that no user replaces."""
-    if isinstance(value, types.FunctionType | type):
-        return is_of_library(value.__module__)
-    return isinstance(value, types.ModuleType | types.BuiltinFunctionType)
+                    _ = cell.cell_contents
+                    yield name, cell
 
 
 def may_have_attributes(value: Any) -> bool:
-    """Return whether the user's code may read numbers from attributes of an object."""
+    """Return whether users may change attributes of an object, or functions of a module."""
     if isinstance(value, types.ModuleType):
-        return not is_of_library(value.__name__)
+        return value.__name__.partition(".")[0] == "torch" or not is_of_library(value.__name__)
     if isinstance(value, type):
         return not is_of_library(value.__module__)
     if isinstance(value, types.FunctionType):

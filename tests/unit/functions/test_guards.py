@@ -71,6 +71,36 @@ def nested_dictionary():
     return lambda: config["model"]["number"], lambda value: config["model"].update(number=value)
 
 
+def names_of_several_helpers():
+    config = SimpleNamespace(model=SimpleNamespace(width=1, number=1))
+
+    def first():
+        return config.model.width
+
+    def second():
+        return config.model.number
+
+    return lambda: (first(), second()), lambda value: setattr(config.model, "number", value)
+
+
+def function_of_torch():
+    calls = {1: torch.nn.functional.relu, 2: torch.tanh}
+    return (
+        lambda: torch.nn.functional.relu(torch.ones(1)),
+        lambda value: setattr(torch.nn.functional, "relu", calls[value]),
+    )
+
+
+def name_of_a_function_of_torch():
+    activation = torch.relu
+
+    def change(value):
+        nonlocal activation
+        activation = torch.relu if value == 1 else torch.tanh
+
+    return lambda: activation(torch.ones(1)), change
+
+
 def list_item():
     numbers = [0, 1]
     return lambda: numbers[1], lambda value: numbers.__setitem__(1, value)
@@ -95,6 +125,12 @@ KINDS = {
         (class_attribute, r"Settings\.number was 1 and is 2"),
         (attribute, r"config\.model\.number was 1 and is 2"),
         (attribute_of_its_class, r"config\.number was 1 and is 2"),
+        (names_of_several_helpers, r"config\.model\.number was 1 and is 2"),
+        (function_of_torch, r"nn\.functional\.relu was <function relu .* and is <built-in .* tanh"),
+        (
+            name_of_a_function_of_torch,
+            r"activation was <built-in .* relu.* and is <built-in .* tanh",
+        ),
         (nested_dictionary, r"the contents of config\['model'\] have changed"),
         (list_item, "the contents of numbers have changed"),
         (array_element, "the contents of numbers have changed"),
