@@ -460,13 +460,15 @@ class Function:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: Slots
     ) -> CompiledCall:
         """Capture and compile a call, divided into traced and host's statements as needed."""
-        cause: DataDependentError | None = None
+        cause: CaptureError | None = None
         while True:
             try:
                 host = divide(self._body, self._lines, self._changed, defers=numbers.defers)
             except CaptureError as error:
                 if cause is None:
                     raise
+                if isinstance(cause, ChangesError):
+                    raise cause from error
                 raise CaptureError(f"{str(cause).partition('. ')[0]}. {error}") from cause
             try:
                 return self._captured(args, kwargs, host, numbers)
@@ -482,6 +484,7 @@ class Function:
                 if not names or (numbers.defers and len(self._counters) > count):
                     raise
                 self._changed |= names
+                cause = error
 
     def _captured(
         self,
