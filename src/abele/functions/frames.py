@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import dis
 import functools
+import io
 import itertools
 import os
 import re
@@ -171,17 +172,23 @@ class Frames:
             self._note(frame)
 
     def _note(self, frame: types.FrameType) -> None:
+        free = frame.f_code.co_freevars
+        made = frame.f_code is not self._own  # an iterator that a helper is given is made inside
         values = {
             name: value
             for name, value in frame.f_locals.items()
             if not isinstance(value, torch.Tensor) and not name.startswith(".")
+            if not (made and name not in free and _iterates(value))
         }
         objects = [id(v) for v in values.values() if not isinstance(v, PLAIN)]
-        free = frame.f_code.co_freevars
         key = (frame.f_code, *objects)
         if key not in self._seen:
             kept = {n: v for n, v in values.items() if n in free or not isinstance(v, PLAIN)}
             self._seen[key] = Frame(frame.f_code, frame.f_globals, kept)
+
+
+def _iterates(value: Any) -> bool:
+    return isinstance(value, Iterator) and not isinstance(value, io.IOBase)
 
 
 _STDLIB = sysconfig.get_path("stdlib") + os.sep

@@ -174,7 +174,7 @@ class Reached:
         self._kept.append(value)
         if isinstance(value, torch.nn.Module):
             self.modules.setdefault(id(value), (path, value))
-        elif isinstance(value, torch.optim.Optimizer):
+        elif isinstance(value, torch.optim.Optimizer) and "param_groups" in vars(value):
             self.optimizers.setdefault(id(value), (path, value))
         elif isinstance(value, torch.amp.GradScaler) and not self.has(value):
             self.scalers.append(value)

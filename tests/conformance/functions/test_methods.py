@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import itertools
 import pickle
 import threading
 
@@ -342,3 +343,38 @@ def test_calls_of_unknown_programs_are_shown(monkeypatch):
     run(*batch(0))
     run(*batch(1))
     assert repr(run).endswith("run: 1 program on reference>")
+
+
+class Wrapping(torch.optim.Optimizer):
+    """An optimizer around another one that has no state of its own, as Accelerate's."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    param_groups = property(lambda self: self.inner.param_groups)
+
+    def step(self, closure=None):
+        self.inner.step(closure)
+
+    def zero_grad(self):
+        self.inner.zero_grad()
+
+
+@compiles(programs=1)
+def test_an_accelerator_clips_an_iterator_of_parameters(wrap):
+    task = Task(torch.optim.AdamW)
+    task.optimizer = Wrapping(task.optimizer)
+
+    def clip(parameters):
+        return torch.nn.utils.clip_grad_norm_(parameters, 0.1)
+
+    @wrap
+    def step(x, y):
+        loss = task.loss(x, y)
+        loss.backward()
+        clip(itertools.chain(task.model.parameters(), ()))
+        task.optimizer.step()
+        task.optimizer.zero_grad()
+        return loss
+
+    return lambda i: step(*batch(i)), lambda: (task.model, task.optimizer.inner)
