@@ -148,6 +148,8 @@ class Guards:
         spaces = map(reachable.attributes_of, self._modules.values())
         parts = [space[name] for space in spaces for name in _PARTS if name in space]
         self._dictionaries = [each for each in parts if id(each) not in self._held]
+        partly = [each for each in parts if id(each) in self._held]
+        self._beside = [(d, k) for d in partly for k in d if k not in self._held[id(d)]]
         self._kinds = [*dict.fromkeys(map(type, self._modules.values()))]
         self._parts = self._parts_now()
 
@@ -242,7 +244,8 @@ class Guards:
         And the ``forward`` of their classes.
         """
         parts = itertools.chain.from_iterable(map(_values_of, self._dictionaries))
-        return [*parts, *map(_forward_of, self._kinds)]
+        beside = [space.get(key) for space, key in self._beside]
+        return [*parts, *beside, *map(_forward_of, self._kinds)]
 
     def _changed_module(self) -> str | None:
         now = dict(self._module_values())

@@ -31,7 +31,7 @@ from abele.warn import user_line
 
 # Classes of modules whose parameters are whole tensors at some times only.
 _DIVIDED = frozenset({"FSDPModule", "FullyShardedDataParallel", "DataParallel"})
-_PLAIN = "Inside of it, compile the network by torch.compile(network, backend='abele')."
+_PLAIN = "Or compile the network inside by torch.compile(network, backend='abele')."
 
 
 class Replicas:
@@ -153,8 +153,9 @@ class Replicas:
         if count < len(params):
             raise CaptureError(
                 f"A backward gives {count} of {len(params)} parameters of a "
-                "DistributedDataParallel a gradient, and a program exchanges those of all. Compute "
-                "a loss of all parameters, or freeze the others before it is made."
+                f"DistributedDataParallel a gradient, at {user_line()}, and a program exchanges "
+                "those of all. Compute a loss of all parameters, or freeze the others before it is "
+                f"made. {_PLAIN}"
             )
         grads: list[Any] = [param.grad for param in params]
         function = functools.partial(_backward, model, params)

@@ -225,19 +225,21 @@ def test_buffers_take_another_type(wrap):
     return scaled_by(wrap, lambda: scale.value.sum().float(), lambda: scale.half() and None)
 
 
-@compiles(programs=2)
-def test_attributes_beside_a_buffer_that_each_call_replaces(wrap):
+@compiles(programs=3)
+def test_attributes_and_buffers_beside_one_that_each_call_replaces(wrap):
     model = nn.Linear(5, 3)
     model.register_buffer("mean", torch.zeros(3))
+    model.register_buffer("shift", torch.ones(3))
 
     @wrap
     @torch.no_grad()
     def run(x):
         model.mean = 0.9 * model.mean + model(x).mean(0)
-        return model.mean + 1
+        return model.mean + model.shift
 
     def call(i):
         model.note = i // 3
+        model.shift = model.shift if i < 4 else torch.zeros(3)
         return run(batch(i)[0])
 
     return call, lambda: model
