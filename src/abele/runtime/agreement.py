@@ -363,7 +363,8 @@ class _Copies:
         copy = varied(tensor, role, seed) if self._vary else tensor
         if self._wide:
             return copy.to(_FLOAT64.of(copy.dtype), copy=True)
-        is_weight = role is Role.PARAMETER and copy.is_floating_point()
+        # Elements of an expanded tensor share memory, so they stay the same.
+        is_weight = role is Role.PARAMETER and copy.is_floating_point() and 0 not in copy.stride()
         rounding = self._rounding if is_weight else None
         if copy is tensor and (rounding is not None or id(tensor) in self._written):
             copy = tensor.clone()
@@ -383,6 +384,8 @@ def varied(tensor: torch.Tensor, role: Role, seed: int) -> torch.Tensor:
         seed: of the random numbers.
     """
     if role not in _VARIED or not tensor.is_floating_point() or tensor.numel() < 2:
+        return tensor
+    if 0 in tensor.stride():
         return tensor
     first = tensor[(0,) * tensor.dim()]
     if not first.isfinite() or tensor[(-1,) * tensor.dim()] != first or (tensor != first).any():

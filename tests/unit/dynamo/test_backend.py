@@ -295,6 +295,18 @@ def test_compiled_results_have_the_strides_of_plain_pytorch(monkeypatch):
 
 
 @pytest.mark.compiler
+@pytest.mark.filterwarnings("error::abele.ComparisonWarning")
+def test_a_parameter_may_be_expanded(monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "cpu")
+    for values in (torch.ones(1, 8), torch.arange(8.0)):
+        weight, x = values.expand(4, 8).requires_grad_(), torch.randn(3, 8)
+        result = compiled(lambda x, weight: x @ weight.t())(x, weight)
+        torch.testing.assert_close(result, x @ weight.t())
+        result.sum().backward()
+        assert torch.equal(weight.grad, x.sum(0).expand(4, 8))
+
+
+@pytest.mark.compiler
 def test_the_next_process_finds_programs_in_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("ABELE_TARGET", "cpu")
 

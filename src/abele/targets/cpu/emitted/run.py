@@ -195,8 +195,10 @@ class Runner:
         address = tensor.data_ptr()
         if not place.stride_is(tensor.stride()):
             ordered = torch.empty_strided(place.shape, place.stride, dtype=place.dtype)
+            once = tuple(slice(None, None if stride else 1) for stride in place.stride)  # expanded
             with torch.no_grad():
-                copies.append((index, tensor, ordered.copy_(tensor)))
+                ordered[once].copy_(tensor[once])
+            copies.append((index, tensor, ordered))
             tensor, address = ordered, 0
         self._addresses[index], self._known[index] = address, weakref.ref(tensor)
         entry = self._entries.get(place.buffer)
