@@ -5,11 +5,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 torch.manual_seed(0)
-parts, grad_clip = 3, 0.1
+grad_clip = 0.1
 loader = DataLoader(TensorDataset(torch.randn(48, 4), torch.randn(48, 3)), batch_size=8)
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-batches = iter(loader)
+batches, parts = iter(loader), 3
 for update in range(2):
     total = 0.0
     for _ in range(parts):  # ABP316 modified
