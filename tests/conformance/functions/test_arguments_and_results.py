@@ -419,9 +419,7 @@ def test_a_gradient_of_an_argument(wrap):
 def test_an_argument_of_another_graph(wrap):
     task, before = Task(), nn.Linear(5, 5)
 
-    @wrap
-    def step(x, y):
-        return task.update(task.loss(x, y))
+    step = wrap(lambda x, y: task.update(task.loss(x, y)))
 
     def call(i):
         x, y = batch(i)

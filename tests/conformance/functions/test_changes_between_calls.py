@@ -143,9 +143,7 @@ def test_a_variable_of_the_environment(wrap):
 def trained(wrap, task, change):
     """A case of a plain step, before whose calls something changes."""
 
-    @wrap
-    def step(x, y):
-        return task.update(task.loss(x, y))
+    step = wrap(lambda x, y: task.update(task.loss(x, y)))
 
     def call(i):
         change(i)

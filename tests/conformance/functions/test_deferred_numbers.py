@@ -250,8 +250,6 @@ def test_tensors_and_numbers_in_modules(wrap):
 
     task = Task(model=Counting(5, 3))
 
-    @wrap
-    def step(x, y):
-        return task.update(task.loss(x, y))
+    step = wrap(lambda x, y: task.update(task.loss(x, y)))
 
     return lambda i: step(*batch(i)), lambda: (task, task.model.seen, task.model.loss)

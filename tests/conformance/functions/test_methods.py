@@ -170,9 +170,7 @@ def test_a_partial_function(wrap):
 def test_a_label_out_of_range_is_refused_as_by_torch(wrap):
     task = Task()
 
-    @wrap
-    def step(x, y):
-        return task.update(task.loss(x, y))
+    step = wrap(lambda x, y: task.update(task.loss(x, y)))
 
     def call(i):
         x, y = batch(i)
@@ -349,32 +347,27 @@ class Wrapping(torch.optim.Optimizer):
     """An optimizer around another one that has no state of its own, as Accelerate's."""
 
     def __init__(self, inner):
-        self.inner = inner
-
-    param_groups = property(lambda self: self.inner.param_groups)
+        self.inner, self.zero_grad = inner, inner.zero_grad
 
     def step(self, closure=None):
         self.inner.step(closure)
-
-    def zero_grad(self):
-        self.inner.zero_grad()
 
 
 @compiles(programs=1)
 def test_an_accelerator_clips_an_iterator_of_parameters(wrap):
     task = Task(torch.optim.AdamW)
-    task.optimizer = Wrapping(task.optimizer)
+    optimizer = Wrapping(task.optimizer)
 
     def clip(parameters):
-        return torch.nn.utils.clip_grad_norm_(parameters, 0.1)
+        return nn.utils.clip_grad_norm_(parameters, 0.1)
 
     @wrap
     def step(x, y):
         loss = task.loss(x, y)
         loss.backward()
-        clip(itertools.chain(task.model.parameters(), ()))
-        task.optimizer.step()
-        task.optimizer.zero_grad()
+        clip(itertools.chain(task.model.parameters()))
+        optimizer.step()
+        optimizer.zero_grad()
         return loss
 
-    return lambda i: step(*batch(i)), lambda: (task.model, task.optimizer.inner)
+    return lambda i: step(*batch(i)), lambda: task

@@ -34,9 +34,7 @@ def test_a_step_with_clipped_gradients_and_a_scheduler(wrap):
 def test_training_and_evaluation(wrap):
     task = Task()
 
-    @wrap
-    def step(x, y):
-        return task.update(task.loss(x, y))
+    step = wrap(lambda x, y: task.update(task.loss(x, y)))
 
     @wrap
     @torch.no_grad()

@@ -258,9 +258,7 @@ class Block:
 def test_all_calls_inside_of_one_block_of_autocast(wrap):
     task, block = Task(), Block(20)
 
-    @wrap
-    def step(x, y):
-        return task.update(task.loss(x, y))
+    step = wrap(lambda x, y: task.update(task.loss(x, y)))
 
     return lambda i: block.call(i, lambda: step(*batch(i))), lambda: task
 
@@ -311,9 +309,7 @@ def test_validation_before_training_inside_of_each_block_of_autocast(wrap):
     def validate(x, y):
         return F.cross_entropy(task.model(x), y)
 
-    @wrap
-    def step(x, y):
-        return task.update(task.loss(x, y))
+    step = wrap(lambda x, y: task.update(task.loss(x, y)))
 
     def call(i):
         with torch.autocast("cpu", torch.bfloat16):

@@ -104,9 +104,7 @@ def test_an_update_comes_before_the_gradient_of_the_next(wrap):
 def test_gradients_can_be_kept(wrap):
     task = Task()
 
-    @wrap
-    def step(x, y):
-        return task.update(task.loss(x, y))
+    step = wrap(lambda x, y: task.update(task.loss(x, y)))
 
     params = [*task.model.parameters()]
     return lambda i: step(*batch(i)), lambda: (task, [each.grad for each in params])
@@ -321,9 +319,7 @@ def test_inner_updates_are_differentiated(wrap):
 def test_autocast_around_calls_that_keeps_no_casts(wrap):
     task = Task()
 
-    @wrap
-    def step(x, y):
-        return task.update(task.loss(x, y))
+    step = wrap(lambda x, y: task.update(task.loss(x, y)))
 
     def call(i):
         dtype = torch.bfloat16 if i < 3 else torch.float16

@@ -73,32 +73,21 @@ def nested_dictionary():
 
 def names_of_several_helpers():
     config = SimpleNamespace(model=SimpleNamespace(width=1, number=1))
-
-    def first():
-        return config.model.width
-
-    def second():
-        return config.model.number
-
+    first, second = lambda: config.model.width, lambda: config.model.number
     return lambda: (first(), second()), lambda value: setattr(config.model, "number", value)
 
 
 def function_of_torch():
-    calls = {1: torch.nn.functional.relu, 2: torch.tanh}
+    calls, space = {1: torch.nn.functional.relu, 2: torch.tanh}, torch.nn.functional
     return (
         lambda: torch.nn.functional.relu(torch.ones(1)),
-        lambda value: setattr(torch.nn.functional, "relu", calls[value]),
+        lambda value: setattr(space, "relu", calls[value]),
     )
 
 
 def name_of_a_function_of_torch():
-    activation = torch.relu
-
-    def change(value):
-        nonlocal activation
-        activation = torch.relu if value == 1 else torch.tanh
-
-    return lambda: activation(torch.ones(1)), change
+    config, calls = SimpleNamespace(act=torch.relu), {1: torch.relu, 2: torch.tanh}
+    return lambda: config.act(torch.ones(1)), lambda value: setattr(config, "act", calls[value])
 
 
 def list_item():
@@ -129,7 +118,7 @@ KINDS = {
         (function_of_torch, r"nn\.functional\.relu was <function relu .* and is <built-in .* tanh"),
         (
             name_of_a_function_of_torch,
-            r"activation was <built-in .* relu.* and is <built-in .* tanh",
+            r"config\.act was <built-in .* relu.* and is <built-in .* tanh",
         ),
         (nested_dictionary, r"the contents of config\['model'\] have changed"),
         (list_item, "the contents of numbers have changed"),
