@@ -445,10 +445,15 @@ def hooks_of(tensor: torch.Tensor) -> list[list[int]]:
 
 
 def global_hooks() -> list[list[int]]:
-    """Return the ids of the hooks that are called for every module and optimizer."""
+    """Return the ids of the users' hooks that are called for every module and optimizer."""
     modules: Any = importlib.import_module("torch.nn.modules.module")
     optimizers: Any = importlib.import_module("torch.optim.optimizer")
     names = ("forward_pre_hooks", "forward_hooks", "backward_pre_hooks", "backward_hooks")
     kinds = [getattr(modules, f"_global_{name}") for name in names]
     kinds += [optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks]
-    return [list(kind) for kind in kinds]
+    return [[key for key, hook in kind.items() if not is_own(hook)] for kind in kinds]
+
+
+def is_own(hook: Any) -> bool:
+    """Return whether a hook is this project's, of a thread that traces."""
+    return str(getattr(hook, "__module__", None)).startswith("abele.")

@@ -5,10 +5,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import types
 from collections.abc import Callable, Generator
 from typing import Any
 
 Function = Callable[..., Any]
+_ORIGINAL = "abele_original"
+
+
+def original_of(value: Any) -> Any:
+    """Return the function that a replacement stands for, or any other value itself."""
+    return vars(value).get(_ORIGINAL, value) if type(value) is types.FunctionType else value
 
 
 @contextlib.contextmanager
@@ -27,6 +34,7 @@ def replaced(*functions: tuple[Any, str, Function]) -> Generator[None]:
             is_own = threading.get_ident() == thread
             return own(original, *args, **kwargs) if is_own else original(*args, **kwargs)
 
+        vars(call)[_ORIGINAL] = original_of(original)
         return call
 
     originals = [getattr(owner, name) for owner, name, _ in functions]

@@ -26,6 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from abele import _torch
 from abele._torch import scaling
 from abele._torch.contexts import around_step
+from abele._torch.replaced import original_of
 from abele.capture import reachable
 from abele.containers import is_array, is_dict, is_list, is_sequence, items_of
 from abele.errors import CaptureError
@@ -137,7 +138,7 @@ class Guards:
                 self._add_pair(space, name, space[name], f"{name[1:]} of a GradScaler")
         self._find(function)
         self._hidden = [(space, key[1]) for key, each in self._absent.items() for space in each]
-        self._values = self._now()
+        self._values = [*map(original_of, self._now())]
         self._types = list(map(type, self._values))
         pairs = list(enumerate(self._values))
         self._objects = [(i, v) for i, v in pairs if not _is_value(v)]
@@ -163,6 +164,8 @@ class Guards:
             return False
         try:
             now = self._now()
+            if now != self._values:
+                now = [*map(original_of, now)]  # another thread may trace
             if now != self._values or list(map(type, now)) != self._types:
                 return False
             for index, sign in self._zeros:
@@ -234,9 +237,10 @@ class Guards:
         return [*values, *(place.get() for _, place in self._places)] if self._places else values
 
     def _hooks_now(self) -> list[Any]:
-        of_optimizers = [list(map(id, around_step(each))) for each in self._optimizers]
+        hooks = itertools.chain(*map(around_step, self._optimizers))
+        of_optimizers = [id(each) for each in hooks if not _torch.is_own(each)]
         of_tensors = [_torch.hooks_of(tensor) for tensor in self._tensors]
-        return [*of_optimizers, *of_tensors, *_torch.global_hooks()]
+        return [of_optimizers, *of_tensors, *_torch.global_hooks()]
 
     def _parts_now(self) -> list[Any]:
         """Return the parts of modules, which torch also puts there without setting attributes.
@@ -281,7 +285,7 @@ class Guards:
         key = (id(space), name)
         if key in self._paired or name in self._left_out or _stands_in(value):
             return
-        if key in self._free or key in self._stored:
+        if key in self._free or key in self._stored or _is_method_of_library(space, value):
             return
         self._paired.add(key)
         if is_dict(space):
@@ -396,6 +400,14 @@ def cells_of(function: Any, frames: Frames) -> Iterator[tuple[str, types.CellTyp
                 with contextlib.suppress(ValueError):  # not assigned
                     _ = cell.cell_contents
                     yield name, cell
+
+
+def _is_method_of_library(space: Any, value: Any) -> bool:
+    return (
+        isinstance(space, type)
+        and isinstance(value, types.FunctionType | types.MethodDescriptorType)
+        and is_of_library(getattr(value, "__module__", None) or "torch")
+    )
 
 
 def may_have_attributes(value: Any) -> bool:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+import abele
 from abele.errors import CaptureError
 from abele.functions.frames import Frames
 from abele.functions.guards import Guards
@@ -262,3 +263,15 @@ def test_other_modules_may_change(model):
     kept = guards(lambda: model(torch.ones(2)), modules=[model])
     torch.nn.Linear(1, 1).eval().register_forward_hook(lambda *_: None)
     assert kept.hold()
+
+
+def test_a_capture_of_another_thread_is_no_change(model, monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    optimizer, holds = torch.optim.SGD(model.parameters()), []
+    kept = guards(lambda: torch.autograd.backward, modules=[model], optimizers=[optimizer])
+    function = abele.compile(lambda x: holds.append(kept.hold()) or x.sin(), cache=False)
+    function(torch.ones(1))
+    with pytest.warns(abele.EagerWarning, match="changes objects"):  # after the capture
+        function(torch.ones(1))
+    assert len(holds) > 2
+    assert all(holds)
