@@ -88,9 +88,9 @@ def is_later(place: Home, text: str) -> bool:
 
 
 def needed(text: str) -> set[str]:
-    """Return the names, and attributes of ``self``, that an expression, given as text, reads."""
-    expression = cst.parse_expression(text)
-    return {*reads(expression), *_attributes(expression)}
+    """Return the names, and attributes of ``self``, that statements, given as text, read."""
+    module = cst.parse_module(text)
+    return {*reads(module), *_attributes(module)}
 
 
 def _assigned(statement: Statement) -> set[str]:

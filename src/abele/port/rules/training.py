@@ -176,9 +176,9 @@ def _wrap(context: Context, step: Step) -> Wrapped:
     if source is not step.source:
         module = step.source.name.removesuffix(".py").replace("/", ".")
         context.edits(source).need(f"from {module} import {cls}")
-    options, lines, count = _options(context, step, home)
+    options, lines = _options(context, step, home)
     context.edits(source).after(
-        places.after_all(context, step, home, places.needed(f"[{parts}, {count}]")),
+        places.after_all(context, step, home, places.needed(f"[{parts}]\n{lines}")),
         f"{lines}{name} = poptorch.trainingModel(\n"
         f"    {cls}({parts}), options={options}, optimizer={kept.name}\n)",
     )
@@ -189,24 +189,20 @@ def _wrap(context: Context, step: Step) -> Wrapped:
     return model
 
 
-def _options(context: Context, step: Step, home: Home) -> tuple[str, str, str]:
-    """Return a training model's options: their name, lines that define it, and a number in these.
-
-    Lines are empty, and the number 1, if no lines do.
-    """
+def _options(context: Context, step: Step, home: Home) -> tuple[str, str]:
+    """Return the name of a training model's options, and lines that define it; empty if none do."""
     if step.repeated is None:
-        return context.options(home.source), "", "1"
+        return context.options(home.source), ""
     if context.distributed:
         raise StepError(step.backward, NO_STEP)
     (count,) = cst.ensure_type(step.repeated.iter, cst.Call).args
     name = context.name(home.source, "training_opts")
     parts = places.value(context, step.source, count.value, home)
-    lines = (
+    return name, (
         f"{name} = poptorch.Options()\n{name}.Training.gradientAccumulation({parts})\n"
         f"{name}.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)\n"
         f"{name}.outputMode(poptorch.OutputMode.All)\n"
     )
-    return name, lines, parts
 
 
 def _say_shared(context: Context, step: Step, home: Home) -> None:
