@@ -730,7 +730,15 @@ def test_hooks_of_all_modules_and_optimizers_are_listed(register):
     ]
     handle.remove()
     assert sorted(added) == [[], [], [], [], [], [handle.id]]
+
+    def own(*_):
+        pass
+
+    own.__module__ = "abele.trace.scopes"
+    assert _torch.is_own(own)
+    handle = register(own)
     assert _torch.global_hooks() == before
+    handle.remove()
 
 
 def test_packed_weights_give_a_convolution_that_adds():
