@@ -13,6 +13,8 @@ from types import FrameType
 from abele.program.core import is_library
 
 _OWN = Path(__file__).parent
+# Files that call libraries inside of a user's line: context managers, and code that tracers write.
+_BETWEEN = frozenset({contextlib.__file__, "<string>"})
 
 
 def warn_user(message: str, category: type[Warning]) -> None:
@@ -47,9 +49,8 @@ def _innermost() -> tuple[int, FrameType]:
     assert frame is not None
     frame = frame.f_back or frame
     level = 0
-    # The tracer calls what it traces from generated code.
     while frame.f_back is not None and (
-        is_library(frame.f_code.co_filename) or frame.f_code.co_filename == "<string>"
+        is_library(frame.f_code.co_filename) or frame.f_code.co_filename in _BETWEEN
     ):
         level, frame = level + 1, frame.f_back
     return level + 1, frame

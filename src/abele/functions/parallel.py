@@ -89,7 +89,7 @@ class Replicas:
             return model.module(*args, **kwargs)
 
         def backward(original: Function, *args: Any, **kwargs: Any) -> None:
-            with self._exchanging(user_line()):
+            with self._exchanging():
                 original(*args, **kwargs)
 
         forwards = DistributedDataParallel, "forward", forward
@@ -127,8 +127,8 @@ class Replicas:
                 self._awaiting[id(model)] = replicas.exchanged_params(model)
 
     @contextlib.contextmanager
-    def _exchanging(self, line: str) -> Generator[None]:
-        """Exchange gradients after the backward that a ``with`` block calls, for a user's line."""
+    def _exchanging(self) -> Generator[None]:
+        """Exchange gradients after the backward that a ``with`` block calls."""
         touched: set[int] = set()
 
         def touch(param: torch.Tensor) -> None:
@@ -144,16 +144,16 @@ class Replicas:
         for key in list(self._awaiting):
             count = sum(id(param) in touched for param in self._awaiting[key])
             if count:
-                self._average(self._models[key][1], self._awaiting.pop(key), count, line)
+                self._average(self._models[key][1], self._awaiting.pop(key), count)
 
     def _average(
-        self, model: DistributedDataParallel, params: Sequence[torch.Tensor], count: int, line: str
+        self, model: DistributedDataParallel, params: Sequence[torch.Tensor], count: int
     ) -> None:
         """Trace the exchange that ends a backward."""
         if count < len(params):
             raise CaptureError(
                 f"A backward gives {count} of {len(params)} parameters of a "
-                f"DistributedDataParallel a gradient, at {line}, and a program exchanges "
+                f"DistributedDataParallel a gradient, at {user_line()}, and a program exchanges "
                 "those of all. Compute a loss of all parameters, or freeze the others before it is "
                 f"made. {_PLAIN}"
             )
