@@ -123,7 +123,7 @@ struct Room {
   Room(const AbeleAttention& all, float* memory)
       : unit(unit_of(all)),
         step(in_panels(all.keys)),
-        kinds(unit == PAIR ? pair_tiles() : SMALL_TILES),
+        kinds(unit == PAIR ? pair_tiles() : SMALL_TILES<Floats>),
         depth(in_panels(all.depth)),
         value_depth(in_panels(all.value_depth)) {
     const auto take = [&](Index floats) {

@@ -8,10 +8,6 @@
 #include "half.h"
 #include "small_product.h"
 
-#if defined(__AVX512F__) && defined(__x86_64__)
-#define ABELE_DOTS __attribute__((target("avx512bf16")))
-#endif
-
 namespace abele {
 
 // Numbers of a pair.
@@ -23,114 +19,54 @@ using Bits16 = uint16_t __attribute__((may_alias));
 inline void pair_rows(const void* first, const void* second, Index count, float* to) {
   const auto *a = static_cast<const Bits16*>(first), *b = static_cast<const Bits16*>(second);
   Bits* pairs = reinterpret_cast<Bits*>(to);
-  if (b == nullptr)
-    for (Index i = 0; i < count; ++i) pairs[i] = a[i];
-  else
-    for (Index i = 0; i < count; ++i) pairs[i] = a[i] | static_cast<uint32_t>(b[i]) << 16;
+  for (Index i = 0; i < count; ++i)
+    pairs[i] = a[i] | (b == nullptr ? 0 : static_cast<uint32_t>(b[i])) << 16;
 }
 
-// c[rows, columns] (+)= a[rows, pairs] b[pairs, columns] for a tile, without the instruction.
-[[gnu::noinline]] inline void plain_dots(bool in_rows, Index rows, Index columns, Index pairs,
-                                         const float* a, Index a_step, const float* b,
-                                         Index b_step, float* c, Index c_row, bool add) {
-  for (Index i = 0; i < rows; ++i) {
-    float sums[PRODUCT_COLUMNS] = {};
-    for (Index p = 0; p < pairs; ++p) {
-      const uint32_t left = bits_of(a[in_rows ? i * a_step + p : p * a_step + i]);
-      const float low = float_of(left << 16), high = float_of(left & 0xffff0000);
-      for (Index j = 0; j < columns; ++j) {
-        const uint32_t right = bits_of(b[p * b_step + j]);
-        sums[j] += high * float_of(right & 0xffff0000);
-        sums[j] += low * float_of(right << 16);
-      }
-    }
-    for (Index j = 0; j < columns; ++j)
-      c[i * c_row + j] = add ? c[i * c_row + j] + sums[j] : sums[j];
+// Sums of the products of pairs, and their rounding, without the instruction. See ``Floats`` of tiles.h.
+struct PlainDots {
+  using Words = uint32_t __attribute__((vector_size(sizeof(Vec))));
+  static void add(Vec& sum, Vec value, Vec column) {
+    const Words left = (Words)value, right = (Words)column, high = Words{} + 0xffff0000;
+    sum += (Vec)(left & high) * (Vec)(right & high);
+    sum += (Vec)(left << 16) * (Vec)(right << 16);
   }
-}
-template <bool in_rows, int rows, int vectors>
-void plain_dot_tile(Index pairs, const float* a, Index a_step, const float* b, Index b_step,
-                    float* c, Index c_row, bool add) {
-  plain_dots(in_rows, rows, vectors * LANES, pairs, a, a_step, b, b_step, c, c_row, add);
-}
-template <bool in_rows, int vectors, int... rows>
-constexpr std::array<SmallTile, sizeof...(rows)> plain_dot_tiles(
-    std::integer_sequence<int, rows...>) {
-  return {&plain_dot_tile<in_rows, rows + 1, vectors>...};
-}
-constexpr SmallTiles PLAIN_DOT_TILES[] = {
-    {plain_dot_tiles<false, 1>(ALL_ROWS), plain_dot_tiles<false, 2>(ALL_ROWS)},
-    {plain_dot_tiles<true, 1>(ALL_ROWS), plain_dot_tiles<true, 2>(ALL_ROWS)}};
+  static void round(Vec sum, Bits16* to) {
+    for (int i = 0; i < LANES; ++i) to[i] = Bfloat(sum[i]).bits;
+  }
+};
 
-#if defined(ABELE_DOTS)
+// The same with it. Compilers would not inline functions of other processors.
+#if defined(__AVX512F__) && defined(__x86_64__)
+struct Dots {
+  static void add(Vec& sum, Vec value, Vec column) {
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(value), "v"(column));
+  }
+  static void round(Vec sum, Bits16* to) {
+    __m256i rounded;
+    asm("vcvtneps2bf16 %1, %0" : "=v"(rounded) : "v"(sum));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), rounded);
+  }
+};
 inline bool has_dots() {
   static const bool has = __builtin_cpu_supports("avx512bf16");
   return has;
 }
-
-template <bool in_rows, int rows, int vectors>
-ABELE_DOTS void dot_tile(Index pairs, const float* a, Index a_step, const float* b, Index b_step,
-                         float* c, Index c_row, bool add) {
-  std::conditional_t<in_rows, ColumnOfRows<rows>, WholeColumn> column(a, a_step);
-  __m512 sums[rows][vectors];
-#pragma GCC unroll 16
-  for (int i = 0; i < rows; ++i)
-#pragma GCC unroll 2
-    for (int v = 0; v < vectors; ++v) sums[i][v] = _mm512_setzero_ps();
-  for (Index p = 0; p < pairs; ++p) {
-    __m512bh columns[vectors];
-#pragma GCC unroll 2
-    for (int v = 0; v < vectors; ++v) columns[v] = (__m512bh)_mm512_loadu_ps(b + v * LANES);
-#pragma GCC unroll 16
-    for (int i = 0; i < rows; ++i) {
-      __m512 value = _mm512_set1_ps(column[i]);
-      asm("" : "+v"(value));
-#pragma GCC unroll 2
-      for (int v = 0; v < vectors; ++v)
-        sums[i][v] = _mm512_dpbf16_ps(sums[i][v], (__m512bh)value, columns[v]);
-    }
-    column.next(), b += b_step;
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < rows; ++i)
-#pragma GCC unroll 2
-    for (int v = 0; v < vectors; ++v) {
-      float* to = c + i * c_row + v * LANES;
-      const __m512 sum = sums[i][v];
-      _mm512_storeu_ps(to, add ? _mm512_add_ps(_mm512_loadu_ps(to), sum) : sum);
-    }
-}
-
-// Rounds float32 to bfloat16.
-ABELE_DOTS inline void round_with_dots(const float* from, Index count, Bits16* to) {
-  Index i = 0;
-  for (; i + LANES <= count; i += LANES) {
-    const __m256bh rounded = _mm512_cvtneps_pbh(_mm512_loadu_ps(from + i));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), (__m256i)rounded);
-  }
-  for (; i < count; ++i) to[i] = Bfloat(from[i]).bits;
-}
-template <bool in_rows, int vectors, int... rows>
-constexpr std::array<SmallTile, sizeof...(rows)> dot_tiles(std::integer_sequence<int, rows...>) {
-  return {&dot_tile<in_rows, rows + 1, vectors>...};
-}
-constexpr SmallTiles DOT_TILES[] = {{dot_tiles<false, 1>(ALL_ROWS), dot_tiles<false, 2>(ALL_ROWS)},
-                                    {dot_tiles<true, 1>(ALL_ROWS), dot_tiles<true, 2>(ALL_ROWS)}};
+#else
+using Dots = PlainDots;
+inline bool has_dots() { return false; }
 #endif
 
 // Tiles for small_block of matrices of pairs.
 inline const SmallTiles* pair_tiles() {
-#if defined(ABELE_DOTS)
-  if (has_dots()) return DOT_TILES;
-#endif
-  return PLAIN_DOT_TILES;
+  return has_dots() ? SMALL_TILES<Dots> : SMALL_TILES<PlainDots>;
 }
 
 inline void round_to_bfloat(const float* from, Index count, void* to) {
-#if defined(ABELE_DOTS)
-  if (has_dots()) return round_with_dots(from, count, static_cast<Bits16*>(to));
-#endif
-  narrow<Bfloat>(from, count, to);
+  Bits16* rounded = static_cast<Bits16*>(to);
+  Index i = 0;
+  for (; has_dots() && i + LANES <= count; i += LANES) Dots::round(load(from + i), rounded + i);
+  narrow<Bfloat>(from + i, count - i, rounded + i);
 }
 
 }  // namespace abele

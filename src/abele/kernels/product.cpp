@@ -48,7 +48,6 @@ bool pair_factor(Index& type, Index& next, Index& along, Index& across) {
 
 // The same product of pairs, where the processor has an instruction for those of bfloat16.
 AbeleProduct with_pairs(const AbeleProduct& p) {
-#if defined(ABELE_DOTS)
   const bool both = p.a_type == ABELE_BFLOAT16 && p.b_type == ABELE_BFLOAT16;
   const bool large = std::min(p.rows, p.columns) >= LEAST_REUSE && p.inner >= LEAST_REUSE;
   if (!both || !large || p.b_packed || p.inner % PAIR != 0 || !has_dots()) return p;
@@ -57,7 +56,6 @@ AbeleProduct with_pairs(const AbeleProduct& p) {
   if (pair_factor(pairs.a_type, pairs.a_next, pairs.a_column, pairs.a_row) &&
       pair_factor(pairs.b_type, pairs.b_next, pairs.b_row, pairs.b_column))
     return pairs;
-#endif
   return p;
 }
 

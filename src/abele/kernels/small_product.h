@@ -18,53 +18,32 @@ inline bool is_small(Index rows, Index columns, Index inner) {
 constexpr int SMALL_ROWS = PRODUCT_ROWS, SMALL_VECTORS = 2;
 
 // c[rows, vectors] (+)= a[rows, inner] b[inner, vectors], with the sums of larger products.
-template <bool in_rows, int rows, int vectors>
+template <class Numbers, bool in_rows, int rows, int vectors>
 void small_tile(Index inner, const float* a, Index a_step, const float* b, Index b_step, float* c,
                 Index c_row, bool add) {
-  std::conditional_t<in_rows, ColumnOfRows<rows>, WholeColumn> column(a, a_step);
-  Vec sums[rows][vectors] = {};
-  for (Index p = 0; p < inner; ++p) {
-    Vec columns[vectors];
-#pragma GCC unroll 2
-    for (int v = 0; v < vectors; ++v) {
-      columns[v] = load(b + v * LANES);
-      keep(columns[v]);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < rows; ++i) {
-      Vec value = broadcast(column[i]);
-      keep(value);
-#pragma GCC unroll 2
-      for (int v = 0; v < vectors; ++v) {
-        keep_alone<rows * vectors>(sums[i][v]);
-        sums[i][v] += value * columns[v];
-      }
-    }
-    column.next(), b += b_step;
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < rows; ++i)
-#pragma GCC unroll 2
-    for (int v = 0; v < vectors; ++v) {
-      float* to = c + i * c_row + v * LANES;
-      store(to, add ? load(to) + sums[i][v] : sums[i][v]);
-    }
+  const auto keep_sum = [=](int i, int v, Vec sum) {
+    float* to = c + i * c_row + v * LANES;
+    store(to, add ? load(to) + sum : sum);
+  };
+  tile_sums<Numbers, in_rows, rows, vectors, false>(inner, a, a_step, b, b_step, nullptr, c_row,
+                                                    nullptr, 0, keep_sum);
 }
 
 using SmallTile = void (*)(Index, const float*, Index, const float*, Index, float*, Index, bool);
-template <bool in_rows, int vectors, int... rows>
-constexpr std::array<SmallTile, sizeof...(rows)> small_tiles(std::integer_sequence<int, rows...>) {
-  return {&small_tile<in_rows, rows + 1, vectors>...};
-}
 // By vectors; two of them by whether elements of a's rows are neighbours.
 using SmallTiles = std::array<std::array<SmallTile, SMALL_ROWS>, SMALL_VECTORS>;
-constexpr SmallTiles SMALL_TILES[] = {
-    {small_tiles<false, 1>(ALL_ROWS), small_tiles<false, 2>(ALL_ROWS)},
-    {small_tiles<true, 1>(ALL_ROWS), small_tiles<true, 2>(ALL_ROWS)}};
+template <class Numbers, bool in_rows, int... rows>
+constexpr SmallTiles small_tiles(std::integer_sequence<int, rows...>) {
+  return {{{&small_tile<Numbers, in_rows, rows + 1, 1>...},
+           {&small_tile<Numbers, in_rows, rows + 1, 2>...}}};
+}
+template <class Numbers>
+constexpr SmallTiles SMALL_TILES[] = {small_tiles<Numbers, false>(ALL_ROWS),
+                                      small_tiles<Numbers, true>(ALL_ROWS)};
 
 // A tile of c; b has whole vectors.
 inline void small_block(Index rows, Index columns, Index inner, Matrix a, Matrix b, float* c,
-                        Index c_row, bool add, const SmallTiles* all = SMALL_TILES) {
+                        Index c_row, bool add, const SmallTiles* all = SMALL_TILES<Floats>) {
   const SmallTiles& tiles = all[a.column == 1];
   const Index step = long_step(a);
   if (columns % LANES == 0)

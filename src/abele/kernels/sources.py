@@ -40,11 +40,12 @@ KERNELS = {
     "updates.cpp": 0.7,
     "calls.cpp": 0.4,
     "checksum.cpp": 0.4,
+    "product_bfloat16.cpp": 0.8,
 }
 #: Sources of each kind of kernels, with the sources of all functions that they call.
 KINDS = {
     "threads": ("calls.cpp",),
-    "products": ("product.cpp", "calls.cpp"),
+    "products": ("product.cpp", "product_bfloat16.cpp", "calls.cpp"),
     "attention": ("attention.cpp", "calls.cpp"),
     "recurrent": ("recurrent.cpp", "product.cpp", "calls.cpp"),
     "rows": ("rows.cpp",),

@@ -91,27 +91,33 @@ struct Finish {
   float low, high;
 };
 
-// c[rows, vectors] (+)= a[rows, k] b[k, vectors]; b is packed. `asks` for what is ahead. Arguments are
+// How sums of products grow: those of float32 numbers.
+struct Floats {
+  static void add(Vec& sum, Vec value, Vec column) { sum += value * column; }
+};
+
+// c[rows, vectors] (+)= a[rows, k] b[k, vectors]. `asks` for what is ahead, and for c unless that is null. Arguments are
 // numbers: structures would be copied on the stack, in larger pieces than they were written there, for which
 // a processor waits until all stores before are done, those of the tile before, too. `store(i, v, sum)`
 // gets a row's sums.
-template <bool in_rows, int rows, int vectors, bool asks, class Store>
+template <class Numbers, bool in_rows, int rows, int vectors, bool asks, class Store>
 __attribute__((always_inline)) inline void tile_sums(Index k, const float* a, Index a_step,
-                                                     const float* __restrict b, float* __restrict c,
-                                                     Index c_row, const float* ahead,
-                                                     Index ahead_step, const Store& store) {
+                                                     const float* __restrict b, Index b_step,
+                                                     float* __restrict c, Index c_row,
+                                                     const float* ahead, Index ahead_step,
+                                                     const Store& store) {
   std::conditional_t<in_rows, ColumnOfRows<rows>, WholeColumn> column(a, a_step);
   Vec sums[rows][vectors] = {};
   // Rows that lie far apart come from memory one by one, unless they are asked for before; where they
   // are only written, too.
 #pragma GCC unroll 16
-  for (int i = 0; i < rows; ++i)
-#pragma GCC unroll 2
+  for (int i = 0; c != nullptr && i < rows; ++i)
+#pragma GCC unroll 4
     for (int v = 0; v < vectors; ++v) __builtin_prefetch(c + i * c_row + v * LANES, 1);
 #pragma GCC unroll TURNS
   for (Index p = 0; p < k; ++p) {
     Vec columns[vectors];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int v = 0; v < vectors; ++v) columns[v] = load(b + v * LANES);
     if (asks) {
       __builtin_prefetch(ahead, 0, LATER);
@@ -121,18 +127,18 @@ __attribute__((always_inline)) inline void tile_sums(Index k, const float* a, In
     for (int i = 0; i < rows; ++i) {
       Vec value = broadcast(column[i]);
       keep(value);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int v = 0; v < vectors; ++v) {
         keep_alone<rows * vectors>(sums[i][v]);
-        sums[i][v] += value * columns[v];
+        Numbers::add(sums[i][v], value, columns[v]);
       }
     }
     column.next();
-    b += PRODUCT_COLUMNS;
+    b += b_step;
   }
 #pragma GCC unroll 16
   for (int i = 0; i < rows; ++i)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int v = 0; v < vectors; ++v) store(i, v, sums[i][v]);
 }
 
@@ -143,7 +149,8 @@ void tile(Index k, const float* a, Index a_step, const float* __restrict b, floa
     float* to = c + i * c_row + v * LANES;
     store(to, add ? load(to) + sum : sum);
   };
-  tile_sums<in_rows, rows, vectors, asks>(k, a, a_step, b, c, c_row, ahead, ahead_step, keep_sum);
+  tile_sums<Floats, in_rows, rows, vectors, asks>(k, a, a_step, b, PRODUCT_COLUMNS, c, c_row, ahead,
+                                                  ahead_step, keep_sum);
 }
 
 // The last part of the inner dimension: c is complete. `added` lies as c does.
@@ -158,8 +165,8 @@ void last_tile(Index k, const float* a, Index a_step, const float* __restrict b,
     if (added != nullptr) sum += load(added + at);
     store(c + at, bounded(sum, broadcast(low), broadcast(high)));
   };
-  tile_sums<in_rows, rows, 2, ASKS_AFTER_PACKING>(k, a, a_step, b, c, c_row, ahead, ahead_step,
-                                                  keep_sum);
+  tile_sums<Floats, in_rows, rows, 2, ASKS_AFTER_PACKING>(k, a, a_step, b, PRODUCT_COLUMNS, c, c_row,
+                                                          ahead, ahead_step, keep_sum);
 }
 
 using LastTile = void (*)(Index, const float*, Index, const float*, float*, Index, const float*,

@@ -45,9 +45,13 @@ _MOST_KEYS = 1024
 @functools.cache
 def has_bfloat16_products() -> bool:
     """Return whether torch multiplies bfloat16 with instructions of this processor."""
-    own = torch.cpu.get_capabilities()
-    instructions = own.get("avx512_bf16") or own.get("amx_bf16")
-    return bool(instructions) and torch.backends.mkldnn.is_available()
+    has = torch.cpu.get_capabilities().get("avx512_bf16") or has_bfloat16_tiles()
+    return bool(has) and torch.backends.mkldnn.is_available()
+
+
+def has_bfloat16_tiles() -> bool:
+    """Return whether this processor has AMX, which oneDNN uses and our kernels do not."""
+    return bool(torch.cpu.get_capabilities().get("amx_bf16"))
 
 
 def runs_in_bfloat16(node: torch.fx.Node) -> bool:

@@ -13,7 +13,7 @@ TORCH, LOOP = "torch", "loop"
 #: The backend of a view, and of an operator of which nothing is left: none.
 NOBODY = "no code"
 #: Kernels that are beside others of the same operator: they add a bias, copy or pack an operand.
-BESIDE = frozenset({LOOP, "abele_product_pack"})
+BESIDE = frozenset({LOOP, "abele_product_pack", "abele_product_bfloat16_pack"})
 
 _REASONS = {
     TORCH: "torch's kernel: ours do not compute it, or are slower with these sizes",
@@ -31,6 +31,7 @@ _REASONS = {
     "direct_convolution": "few channels on large images: our kernel is faster than the library's",
     "in_layout": "converts an image to the layout of our kernels, unless it has that already",
     "abele_product": "large enough for our kernel of products in float32",
+    "abele_product_bfloat16": "a constant factor: ours packs it once and rounds each result once",
     "patches_convolution": "windows side by side: our kernel computes them as a product",
     "pointwise_convolution": "1x1 with enough channels: our kernel computes it as a product",
     "product": "too small for our kernel of products, or not in float32: the library's",

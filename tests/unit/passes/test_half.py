@@ -22,7 +22,7 @@ from abele.passes.of_lowerings.normalisation import fused_normalisation
 from abele.program import is_view
 from abele.targets.cpu import TARGET as CPU
 from abele.targets.cpu.emitted.calls.products import Product
-from abele.targets.cpu.emitted.lowering import planned_code
+from abele.targets.cpu.emitted.lowering import Emitted, planned_code
 from abele.targets.reference import Interpreter, Reference
 from abele.targets.translation.places import Kind
 from garment_model import ClassificationModel
@@ -35,20 +35,14 @@ _BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 HALVES = [torch.float16, torch.bfloat16]
 
 
-class Lowered(Interpreter):
-    passes = (computed_in_float32, stored_in_16_bits)
+def lowered_by(*lowering_passes):
+    """A target that interprets programs after these passes."""
+    lowering = type("Lowered", (Interpreter,), {"passes": lowering_passes})
+    return type("Here", (Reference,), {"lowerings": (lowering(),)})()
 
 
-class Here(Reference):
-    lowerings = (Lowered(),)
-
-
-class OfImages(Interpreter):
-    passes = (with_bfloat16_images, fused_normalisation, fused_sums, stored_in_16_bits)
-
-
-class ByOperator(Reference):
-    lowerings = (OfImages(),)
+HERE = lowered_by(computed_in_float32, stored_in_16_bits)
+BY_OPERATOR = lowered_by(with_bfloat16_images, fused_normalisation, fused_sums, stored_in_16_bits)
 
 
 class Net(nn.Module):
@@ -123,7 +117,7 @@ def has_products(request, monkeypatch):
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize(
     "target",
-    [Here(), ByOperator(), pytest.param("cpu", marks=NEEDS_COMPILER)],
+    [HERE, BY_OPERATOR, pytest.param("cpu", marks=NEEDS_COMPILER)],
     ids=["code", "by operator", "kernels"],
 )
 @pytest.mark.usefixtures("has_products")
@@ -253,10 +247,6 @@ def test_convolutions_without_groups_stay_in_bfloat16(kind, has_products):
     assert types_of(after, aten.convolution.default, aten.convolution_backward.default) == wanted
 
 
-class WithBiases(Interpreter):
-    passes = (computed_in_float32, biases_in_products)
-
-
 def assert_as_accurate(model, data, target):
     """Steps of SGD are as near to float64's as plain PyTorch's in bfloat16 are."""
 
@@ -271,10 +261,6 @@ def assert_as_accurate(model, data, target):
     assert distance(ours, exact) <= 1.05 * distance(plain, exact) + 1e-4
 
 
-class OfLinears(Reference):
-    lowerings = (WithBiases(),)
-
-
 def test_onednn_adds_the_biases_of_bfloat16_layers(monkeypatch):
     monkeypatch.setattr(half_products, "has_bfloat16_products", lambda: True)
     monkeypatch.setattr(half_products, "_LEAST_FMAS", 1)
@@ -285,7 +271,26 @@ def test_onednn_adds_the_biases_of_bfloat16_layers(monkeypatch):
     assert types_of(before, aten.addmm.default) == {torch.bfloat16}
     assert not types_of(after, aten.addmm.default)
     assert biases_in_products(after) is after
-    assert_as_accurate(model, data, OfLinears())
+    assert_as_accurate(model, data, lowered_by(computed_in_float32, biases_in_products))
+
+
+@pytest.mark.parametrize("bias", [pytest.param(each, marks=NEEDS_COMPILER) for each in (0, 1)])
+def test_constant_factors_of_bfloat16_are_packed_once(monkeypatch, bias):
+    monkeypatch.setattr(half_products, "has_bfloat16_products", lambda: True)
+    monkeypatch.setattr(half_products, "has_bfloat16_tiles", lambda: False)
+    monkeypatch.setattr(half_products, "_LEAST_FMAS", 1)
+    torch.manual_seed(4)
+    layer, x = nn.Linear(34, 65, bias=bool(bias)).bfloat16(), torch.randn(151, 34).bfloat16()
+    x[3, 5] = torch.nan
+    (program,) = captured(layer, [x]).programs
+    program = passes.run_only(passes.run(program), Emitted.passes)
+    assert planned_code(program).source.text.count("abele_product_bfloat16_pack(") == 1
+    given = [layer.state_dict().get(slot.name, x) for slot in program.inputs]
+    (ours,) = Emitted().compile(program).run(given)
+    plain, exact = layer(x).detach(), layer.double()(x.double()).detach()
+    assert torch.equal(ours.isnan(), plain.isnan())
+    ours, plain = ((each - exact).nan_to_num().norm() for each in (ours, plain))
+    assert ours <= 1.01 * plain
 
 
 class Patches(nn.Module):
@@ -300,14 +305,6 @@ class Patches(nn.Module):
         return nn.functional.mse_loss(rows, torch.ones_like(rows))
 
 
-class AsProducts(Interpreter):
-    passes = (patches_as_products, computed_in_float32)
-
-
-class OfPatches(Reference):
-    lowerings = (AsProducts(),)
-
-
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_patches_of_images_are_rows_of_products(bias, layout, monkeypatch):
@@ -319,7 +316,7 @@ def test_patches_of_images_are_rows_of_products(bias, layout, monkeypatch):
     after = patches_as_products(step(model, data[0])).verify()
     assert not types_of(after, aten.convolution.default, aten.convolution_backward.default)
     assert types_of(after, aten.mm.default, aten.addmm.default) == {torch.bfloat16}
-    assert_as_accurate(model, data, OfPatches())
+    assert_as_accurate(model, data, lowered_by(patches_as_products, computed_in_float32))
 
 
 @pytest.mark.parametrize(
@@ -411,7 +408,7 @@ class Random(nn.Module):
 
 def test_random_numbers_explicit_casts_and_ranges_are_those_of_half():
     x = torch.randn(64, 64).half()
-    ours = run(started(Random(), (x,), target=Here())[0], [(x,)]).outputs[0]
+    ours = run(started(Random(), (x,), target=HERE)[0], [(x,)]).outputs[0]
     expected = run(started(Random(), (x,), target="reference")[0], [(x,)]).outputs[0]
     for value, wanted in zip(ours, expected, strict=True):
         torch.testing.assert_close(value, wanted, rtol=0, atol=0)
@@ -545,7 +542,7 @@ def test_what_asks_for_exact_values_or_strides_gets_them(monkeypatch):
     rule = rule_for(model, "sgd", lr=0.1, momentum=0.0)
     ours, reference = (
         run(started(copy.deepcopy(model), batch, rule, target=target)[0], [batch])
-        for target in (Here(), "reference")
+        for target in (HERE, "reference")
     )
     assert ours.outputs[0][0] == 1  # all are equal to their cast
     assert_close_by_norm(ours, reference, 5e-3)
@@ -569,5 +566,5 @@ class Custom(nn.Module):
 
 def test_operators_of_users_get_their_type():
     x = torch.randn(8).half()
-    (value,) = run(started(Custom(), (x,), target=Here())[0], [(x,)]).outputs[0]
+    (value,) = run(started(Custom(), (x,), target=HERE)[0], [(x,)]).outputs[0]
     assert value.tolist() == [16.0] * 8

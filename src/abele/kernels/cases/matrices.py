@@ -129,6 +129,21 @@ def _of_16_bits(library: ctypes.CDLL) -> Iterator[Case]:
         yield Case(_named(*sizes), [result], [exact])
 
 
+def _of_bfloat16(library: ctypes.CDLL) -> Iterator[Case]:
+    """Test products of bfloat16 matrices with a packed factor and a bias."""
+    for index, (rows, columns, inner) in enumerate((*list(_sizes())[::4], *_OF_PAIRS)):
+        sizes = rows, columns, inner + inner % 2
+        a, bias = numbers(rows, sizes[2]).bfloat16(), numbers(columns, seed=2)
+        b = numbers(*sizes[1:][:: 1 - index % 2 * 2], seed=1).bfloat16()
+        b = b if index % 2 else b.T
+        (pairs,) = unwritten((sizes[2] // 2, -(-columns // _PACKED_COLUMNS) * _PACKED_COLUMNS))
+        described, made = _described(a, b), unwritten((rows, columns))[0].bfloat16()
+        call(library.abele_product_bfloat16_pack, described, b, pairs, threads_of(index))
+        call(library.abele_product_bfloat16, described, a, pairs, bias, made, threads_of(index))
+        exact = a.double() @ b.double() + bias.double()
+        yield Case(_named(*sizes), [_where_near(made, exact), pairs], [exact, pairs.double()])
+
+
 def _where_near(result: Tensor, exact: Tensor) -> Tensor:
     """Return exact numbers where a 16-bit result is as near as its type allows."""
     allowed = exact.abs() * torch.finfo(result.dtype).eps + 1e-4  # what float32 sums lose
@@ -439,6 +454,8 @@ def _sgd(library: ctypes.CDLL) -> Iterator[Case]:
 TABLES: dict[str, dict[str, Table]] = {
     "products": {
         "abele_product": _products,
+        "abele_product_bfloat16": _of_bfloat16,
+        "abele_product_bfloat16_pack": _of_bfloat16,
         "abele_product_by_rows": _by_rows,
         "abele_product_clamped": _clamped,
         "abele_product_pack": _packing,

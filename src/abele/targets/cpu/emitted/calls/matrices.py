@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 
+from abele._torch import linear_with_bias
+from abele.ops import half_products
 from abele.targets.cpu.emitted.calls import products
 from abele.targets.cpu.emitted.calls.sixteen_bits import in_16_bits
-from abele.targets.translation.movement import arguments, options, selected
+from abele.targets.translation.movement import arguments, options, selected, turned
 from abele.targets.translation.operations import Call
 from abele.targets.translation.places import Place
 
@@ -21,9 +23,9 @@ _WORK_PER_THREAD = 60000
 
 def mm(translator: Any, node: torch.fx.Node) -> Any:
     """Translate ``aten.mm`` to a GEMM call."""
-    if not _computable(node):
-        return None
     a, b = (translator.places[each] for each in arguments(node))
+    if not _computable(node):
+        return _of_bfloat16(translator, a, b)
     return multiplied(translator, a, b)
 
 
@@ -44,6 +46,24 @@ def addmm(translator: Any, node: torch.fx.Node) -> Any:
     product = multiplied(translator, a, b)
     result = translator.new_like(node)
     return _added(translator, node, product, added, result)
+
+
+def linear(translator: Any, node: torch.fx.Node) -> Any:
+    """Translate a linear layer that ``biases_in_products`` made, if its weight is constant."""
+    *tensors, activation, _, _ = arguments(node)
+    x, weight, bias = (each and translator.places[each] for each in tensors)
+    return _of_bfloat16(translator, x, turned(weight), bias) if activation == "none" else None
+
+
+def _of_bfloat16(translator: Any, a: Place, b: Place, bias: Place | None = None) -> Place | None:
+    """Return the product of bfloat16 matrices if our kernel computes it, else None."""
+    given = [each for each in (a, b, bias) if each is not None]
+    fixed = {each.buffer for each in given[1:]} <= translator.fixed
+    narrow = all(each.dtype is torch.bfloat16 and each.size for each in given)
+    own = half_products.has_bfloat16_products() and not half_products.has_bfloat16_tiles()
+    if not (fixed and narrow and own) or b.shape[0] % 2:
+        return None
+    return products.bfloat16_layer(translator, a, b, bias)
 
 
 def _is_constant_layer(
@@ -187,4 +207,5 @@ HANDLERS = {
     aten.addmm.default: addmm,
     aten.bmm.default: bmm,
     aten.baddbmm.default: baddbmm,
+    linear_with_bias(): linear,
 }

@@ -257,3 +257,32 @@ def packed_factor(translator: Any, factor: Place) -> Place:
     text = f"status |= abele_product_pack(&{described}, {{0}}, {{1}}, threads)"
     translator.add(Call([factor], [packed], text))
     return packed
+
+
+def bfloat16_layer(translator: Any, a: Place, factor: Place, bias: Place | None) -> Place:
+    """Add the GEMM of bfloat16 matrices of which the right one is constant, plus a bias.
+
+    Args:
+        translator: of the program.
+        a: ``[rows, inner]``, the inner dimension being even.
+        factor: ``[inner, columns]``.
+        bias: ``[columns]``.
+    """
+    a, (inner, columns) = translator.contiguous(a), factor.shape
+    if factor.stride[0] != 1 or factor.stride[1] % 2:
+        factor = translator.contiguous(factor)
+    shape = inner // 2, -(-columns // _PACKED_COLUMNS) * _PACKED_COLUMNS
+    packed = translator.new(shape, torch.float32)
+    result = translator.new((a.shape[0], columns), a.dtype)
+    numbers = (1, a.shape[0], columns, inner, 0, inner, 1, 0, *factor.stride, 0, columns)
+    described = f"&AbeleProduct{{{{{', '.join(map(str, numbers))}}}}}"
+    text = f"status |= abele_product_bfloat16_pack({described}, {{0}}, {{1}}, threads)"
+    translator.add(Call([factor], [packed], text))
+    added = translator.new((columns,), torch.float32)
+    translator.pointwise([0.0 if bias is None else bias], "{0}".format, added)
+    text = (
+        f"status |= abele_product_bfloat16({described}, {{0}}, {{1}}, {{2}}, {{3}}, "
+        f"{threads_for(result.size * inner)})"
+    )
+    translator.add(Call([a, packed, added], [result], text))
+    return result
