@@ -40,8 +40,6 @@ class Recipe:
     Attributes:
         call: runs forward on flat inputs and returns its flat tensor outputs.
         state: the module and what it holds.
-        params: the parameters as slots.
-        buffers: the buffers as slots.
         inputs: one micro-batch as slots.
         config: how one call consumes its batch.
         rule: the optimizer; without groups where nothing is trained.

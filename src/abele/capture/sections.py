@@ -47,7 +47,6 @@ class Output:
     """A tensor that forward returns.
 
     Attributes:
-        shape: its shape.
         dtype: its element type.
         differentiable: whether it depends on a trained parameter.
         loss: it is differentiable, and a scalar or the result of a criterion of torch.

@@ -61,7 +61,6 @@ class Collective:
     Attributes:
         rank: index of this process, from 0.
         size: number of processes.
-        counts: collectives of this process.
 
     Raises:
         PlaceError: the port is taken.

@@ -65,7 +65,6 @@ class Way:
     """A program compiled by one of several lowerings.
 
     Attributes:
-        name: of the lowering.
         program: after its passes.
         compiled: what runs.
     """
@@ -240,7 +239,6 @@ class Lowered:
         parts: of the executable's key; they name each program's lowerings.
         target: the target that runs the programs.
         config: how a call consumes its batch.
-        cache: the store of executables.
         stored: the executable, if it was there.
     """
 

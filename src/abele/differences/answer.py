@@ -154,7 +154,6 @@ class Blamed:
     """The first operation at which two settings diverge.
 
     Attributes:
-        operation: the operation.
         by: cause of the difference: a pass, the code of a lowering, or a type.
         why: explanation in a sentence.
         elements: number of elements that differ, and of all elements.
@@ -171,7 +170,6 @@ class Answer:
     """The result of comparing two settings of a program.
 
     Attributes:
-        names: names of the settings.
         results: errors of the program's results.
         blamed: first operation that diverges; None if none does, or only the whole program.
         worst: operations with the largest errors.

@@ -181,8 +181,6 @@ class Answer:
     """The comparison of a memory estimate with a limit.
 
     Attributes:
-        verdict: the verdict.
-        limit: the memory limit.
         size: bytes at the peak, with ``beside``.
         beside: memory of the process itself, in addition to the programs.
         estimate: estimate of the programs.

@@ -511,7 +511,6 @@ class Need:
     """Memory of a program at its peak.
 
     Attributes:
-        operation: the operation at the peak.
         parts: bytes by role.
         lines: bytes of buffers, by line of the user's source, the most first.
         reserved: bytes of ``parts`` that stay allocated between calls.

@@ -30,7 +30,6 @@ class MicroBatch:
 
     Attributes:
         replica: index of the replica whose buffers and random stream it uses.
-        rows: its input tensors.
         wanted: whether the pipeline returns its results.
     """
 

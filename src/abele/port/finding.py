@@ -21,7 +21,6 @@ class Finding:
 
     Attributes:
         code: code of the rule, such as ``ABP101``.
-        verdict: verdict on the line.
         path: path of the file, relative to the ported folder.
         line: line in the original, from 1.
         column: column, from 1.

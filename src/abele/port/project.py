@@ -19,11 +19,7 @@ _Node = TypeVar("_Node", cst.FunctionDef, cst.ClassDef)
 
 
 class Project:
-    """Source files of a program, with the functions and classes defined in the files.
-
-    Attributes:
-        sources: the files.
-    """
+    """Source files of a program, with the functions and classes defined in the files."""
 
     def __init__(self, sources: Sequence[Source]):
         """Index the functions and classes of source files."""

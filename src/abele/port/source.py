@@ -77,8 +77,6 @@ class Source:
 
     Attributes:
         name: path relative to the ported folder, with ``/``.
-        text: the text of the file.
-        module: the syntax tree.
     """
 
     def __init__(self, name: str, text: str):

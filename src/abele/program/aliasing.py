@@ -129,7 +129,6 @@ class LiveRange:
     """The live range of a tensor that an operation computes.
 
     Attributes:
-        node: the operation.
         result: which of its results, 0 if it has one.
         first: position of the operation in the order of the graph.
         last: position of the last node that reads the tensor or a view of it.

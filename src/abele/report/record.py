@@ -436,10 +436,7 @@ class Run:
     Attributes:
         schema: version of this file.
         abele: version that wrote it.
-        name: name of the model.
         training: whether the run trains.
-        process: the process.
-        machine: the machine.
         configuration: partition of a call's batch.
         options: options that were set.
         build: build of the executable; None before it is built.

@@ -137,7 +137,6 @@ class Recorder(Observer):
         trouble: turns errors into warnings.
 
     Attributes:
-        folder: the folder.
         run: the current record.
     """
 

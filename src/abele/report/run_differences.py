@@ -303,7 +303,6 @@ class ProgramDifference:
     """The difference between two programs of the same name.
 
     Attributes:
-        name: name of the program.
         slots: inputs and state whose type, shape or role differs, as (name, first, second); an
             empty string means that a program has none of that name.
         operations: the first differing operation of each; None if a program ends before it.

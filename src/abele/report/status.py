@@ -27,8 +27,6 @@ class Status:
     """State or end of a run, with a description.
 
     Attributes:
-        state: the state.
-        sentence: description of the state.
         error: the last error, if it ended the run or the run goes on after it.
     """
 

@@ -424,7 +424,6 @@ class SectionSession(DeviceState):
     The caller stores values between programs, and may run a section again.
 
     Attributes:
-        executable: of the session.
         programs: by name.
     """
 

@@ -49,8 +49,6 @@ class Plan:
     Attributes:
         chain: the model.
         spans: the units of each stage.
-        homes: the device of each stage.
-        limit: the memory limit of each device.
         device: the memory of each device, and how programs use it.
         micro_batches: number of micro-batches in one update, or in one call without training.
     """

@@ -20,7 +20,6 @@ class Kind:
     """An optimizer class, its update rule and its numeric arguments; covers derived classes.
 
     Attributes:
-        base: the class.
         rule: a key of ``update_rules.RULES``.
         numbers: arguments that are numbers, or pairs of numbers.
     """

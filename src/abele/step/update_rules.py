@@ -551,7 +551,6 @@ class _Pattern:
     """The traced nodes of one update, which can be copied for other tensors.
 
     Attributes:
-        tensors: the nodes of the tensors.
         nodes: the traced nodes after these.
         layout: the plain layout of the tensors, if they have one.
     """

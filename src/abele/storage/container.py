@@ -113,9 +113,7 @@ class Container:
         kind: what it has to be.
 
     Attributes:
-        path: the file.
         content: the JSON values of the manifest.
-        names: its members.
 
     Raises:
         CorruptExecutable: the file is damaged or is something else.

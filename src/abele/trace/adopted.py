@@ -34,8 +34,6 @@ class Named:
     """A tensor with the name and role of the input slot that it becomes.
 
     Attributes:
-        name: of the slot.
-        role: of the slot.
         value: has its shape and dtype.
         requires_grad: of the traced tensor. Torch looks at it without gradients, too: a linear
             layer computes a transposed input by one GEMM if its weight requires a gradient.
@@ -66,8 +64,6 @@ class Reading:
     Attributes:
         slots: tensors that it was computed of, with their values, by input node.
         steps: what computes it; None if it depends on all values of these.
-        node: its node.
-        value: the value.
     """
 
     slots: dict[torch.fx.Node, tuple[torch.Tensor, torch.Tensor]]

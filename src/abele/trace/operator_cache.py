@@ -398,8 +398,6 @@ class Kept:
 
     Attributes:
         name: of the slot, as users know it.
-        tensor: in the trace.
-        slot: the node of the slot.
         layout: shape and dtype of the slot.
     """
 

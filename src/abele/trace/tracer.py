@@ -519,7 +519,6 @@ class _Lifted:
 
     Attributes:
         name: of its attribute.
-        value: the tensor.
         meta: of its ``get_attr`` node.
     """
 

@@ -141,7 +141,6 @@ class EventFile:
         label: producer of the labels, or None for a file without labels.
 
     Attributes:
-        path: the file.
         image: producer of the images.
         label: producer of the labels, or None.
         event_ids: int64 [events, 3]: run, subrun and event number; -1 where it was not recorded.

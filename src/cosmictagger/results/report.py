@@ -75,7 +75,6 @@ class Content:
     """The numbers, tables and pictures that a page shows.
 
     Attributes:
-        title: of the page.
         proof: what proves where the run ran, by name.
         settings: of the run, by name.
         tally: of all events of a pass; without labels its rows have no metrics. None in training.

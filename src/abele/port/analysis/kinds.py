@@ -29,9 +29,7 @@ class Thing:
     """A model, optimizer, loader or other tracked object, and the call that creates it.
 
     Attributes:
-        kind: the kind of object.
         source: the file that creates it.
-        made: the expression that creates it.
         name: its class, qualified with the module if that is imported.
     """
 

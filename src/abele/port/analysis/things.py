@@ -44,7 +44,6 @@ class Home:
 
     Attributes:
         source: the file.
-        statement: the assignment.
         variable: the name, or attribute of ``self``, that it assigns.
     """
 

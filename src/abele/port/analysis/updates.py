@@ -63,7 +63,6 @@ class Removed:
     """A statement of the original program that the port removes.
 
     Attributes:
-        statement: the statement.
         code: the code of its finding.
         reason: the reason that the finding gives.
     """
@@ -78,7 +77,6 @@ class Update:
     """The parameter update of a training step, and the changes of gradients before it.
 
     Attributes:
-        statement: the statement that updates.
         optimizers: the optimizers that may update; they share a variable.
         clip: the call that clips the norm of gradients, or None.
         removed: other statements that the port removes.

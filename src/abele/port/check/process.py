@@ -33,7 +33,6 @@ class Run:
     """A request to run a script in a process that records its training updates.
 
     Attributes:
-        script: path of the script.
         arguments: command-line arguments of the script.
         watcher: name of the watcher, a key of ``script.WATCHERS``.
         name: label of the script in messages, ``original`` or ``port``.
