@@ -146,11 +146,7 @@ class SameEpoch(Observer):
 def agree(
     captured: Captured, config: StepConfig, rule: UpdateRule | None, examples: Sequence[Any]
 ) -> None:
-    """Check that all processes train the same model with the same options, before compilation.
-
-    Raises:
-        DisagreementError: names what differs.
-    """
+    """Raise DisagreementError unless all processes train one model with the same options."""
     collective = collective_of(config)
     if collective is None:
         return

@@ -20,11 +20,7 @@ aten = torch.ops.aten
 
 
 def require_capture() -> None:
-    """Check what the capture of any program needs.
-
-    Raises:
-        TorchVersionError: a newer torch than those tried lacks it.
-    """
+    """Raise TorchVersionError if a newer torch than those tried lacks what captures need."""
     if (found := failed("capture")) is not None:
         raise TorchVersionError(versions.lacks(found))
 

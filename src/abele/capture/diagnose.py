@@ -99,11 +99,7 @@ class _NoPrinting(TorchFunctionMode):
         self._reshaped = list[tuple[torch.Tensor, int, str]]()
 
     def check_writes(self) -> None:
-        """Refuse views that were reshaped in place, written to and need a gradient.
-
-        Raises:
-            CaptureError: names the line where the view got its shape.
-        """
+        """Raise CaptureError for views reshaped in place, written to, that need a gradient."""
         for view, version, line in self._reshaped:
             if view.requires_grad and view._version != version:
                 raise CaptureError(

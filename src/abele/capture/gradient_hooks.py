@@ -32,11 +32,7 @@ def internal(hook: _Function) -> _Function:
 
 
 def check(module: torch.nn.Module, params: Mapping[str, torch.Tensor]) -> None:
-    """Refuse gradient hooks of a training model that no program can run.
-
-    Raises:
-        CaptureError: names the hook and where it was written.
-    """
+    """Raise CaptureError for gradient hooks that no program can run."""
     for name, param in params.items():
         for hook in filter(_is_users, _torch_hooks.after_accumulation(param)):
             raise CaptureError(
@@ -94,11 +90,7 @@ def on_parameters(params: Mapping[str, torch.Tensor]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def checked_modules(modules: Mapping[str, torch.nn.Module]) -> Generator[None]:
-    """Refuse backward hooks of modules that return nothing, in a ``with`` block.
-
-    Raises:
-        CaptureError: while open, from a hook that returns nothing.
-    """
+    """Raise CaptureError for backward hooks that return nothing, in a ``with`` block."""
     changed: list[tuple[_torch_hooks.Hooks, dict[int, Hook]]] = []
     for name, module in modules.items():
         for hooks in _torch_hooks.of_backward(module):

@@ -177,11 +177,7 @@ _NAME = "CheckpointFunctionBackward"
 
 
 def refuse_reentrant_checkpoints(heads: Sequence[torch.Tensor]) -> None:
-    """Refuse reentrant checkpoints in the autograd graph of some tensors.
-
-    Raises:
-        CaptureError: there is one.
-    """
+    """Raise CaptureError for a reentrant checkpoint in the graph of some tensors."""
     waiting = [head.grad_fn for head in heads]
     seen = set(waiting)
     while waiting:

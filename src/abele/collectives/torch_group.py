@@ -571,11 +571,7 @@ class SharedSums:
 
 
 def _open_of(pid: int, number: int, size: int) -> int:
-    """Open the shared memory file of another process, and verify that it is one.
-
-    Raises:
-        OSError: it is another kind of file, or another user's.
-    """
+    """Open the shared memory file of another process; raise OSError if it is no such file."""
     path = f"/proc/{pid}/fd/{number}"
     if not os.readlink(path).startswith(f"/memfd:{_NAME} "):
         raise FileNotFoundError(path)

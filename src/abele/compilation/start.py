@@ -42,11 +42,7 @@ def requested() -> Start | None:
 
 
 def check() -> None:
-    """Refuse contradictory environment variables of the start mode.
-
-    Raises:
-        TargetError: it names an update for the switch to compiled programs, and forbids these.
-    """
+    """Raise TargetError for contradictory environment variables of the start mode."""
     wanted = requested()
     if swap_at() is not None and wanted not in (None, Start.TIERED):
         raise TargetError(

@@ -180,11 +180,7 @@ def _is_whole(node: Node, memory: Node) -> bool:
 
 
 def _require_program(root: torch.fx.GraphModule) -> None:
-    """Check that a graph consists of what programs can have.
-
-    Raises:
-        CaptureError: naming the operator or the kind of tensor.
-    """
+    """Raise CaptureError unless a graph consists of what programs can have."""
     for node in root.graph.nodes:
         if node.op in ("call_module", "call_method"):
             raise CaptureError(f"it has a node that is no operator ({node.target})")

@@ -269,11 +269,7 @@ def cut(program: Program, stages: int, config: StepConfig) -> Cut:
 
 
 def _check_state(parts: tuple[_cut.Part, ...], names: list[str]) -> None:
-    """Refuse parts that change state read by earlier parts, which run the next micro-batch.
-
-    Raises:
-        Uncuttable: names the state and both parts.
-    """
+    """Raise Uncuttable for parts that change state read by earlier parts, which run ahead."""
     readers: dict[tuple[str, str], str] = {}
     for part, name in zip(parts, names, strict=True):
         for slot in part.program.inputs if part.program else ():

@@ -150,11 +150,7 @@ class Program:
         return fingerprint(self)
 
     def verify(self) -> Program:
-        """Check the invariants of programs and return the program.
-
-        Raises:
-            ProgramError: naming the slot or node that breaks a rule.
-        """
+        """Check the invariants of programs and return the program, or raise ProgramError."""
         _verify_inputs(self)
         _verify_outputs(self)
         _verify_writes(self)

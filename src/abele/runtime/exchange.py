@@ -35,11 +35,7 @@ _numbers = itertools.count(1)
 
 
 def check_config(config: StepConfig) -> None:
-    """Refuse configurations that several processes cannot compute correctly.
-
-    Raises:
-        CaptureError: says what to do instead.
-    """
+    """Raise CaptureError for configurations that several processes cannot compute correctly."""
     if config.replica_groups:
         names = ", ".join(config.replica_groups)
         raise CaptureError(

@@ -194,11 +194,7 @@ class Source:
 
 
 def require_code(payload: bytes, target: str) -> None:
-    """Raise an error if an executable's payload contains no compiled code.
-
-    Raises:
-        ForeignExecutable: there is no code.
-    """
+    """Raise ForeignExecutable if an executable's payload contains no compiled code."""
     if not payload:
         raise ForeignExecutable(f"The executable holds no compiled code for target {target!r}.")
 

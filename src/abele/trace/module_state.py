@@ -68,11 +68,7 @@ def _refuse_other_kinds(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def refuse_without_shapes(module: torch.nn.Module) -> None:
-    """Refuse TorchScript modules and lazy modules without shapes.
-
-    Raises:
-        CaptureError: a part is a TorchScript module or a lazy one that has not been called.
-    """
+    """Raise CaptureError for TorchScript modules and lazy modules without shapes."""
     for path, child in named_modules(module):
         if isinstance(child, cast("Any", torch.jit).ScriptModule):
             raise CaptureError(

@@ -131,11 +131,7 @@ class Lookup:
         return tuple(chosen)
 
     def check(self) -> None:
-        """Refuse requested tensor names that no program has.
-
-        Raises:
-            CaptureError: naming them and the nearest names that exist.
-        """
+        """Raise CaptureError for tensor names that no program has, naming the nearest ones."""
         for name in self._requested:
             if name not in self._names:
                 raise CaptureError(

@@ -104,11 +104,7 @@ _WRITES_EACH = {
 
 
 def refuse_shared(function: OpOverload, tensor: torch.Tensor) -> None:
-    """Refuse an operator that writes to an expanded tensor, whose elements share memory.
-
-    Raises:
-        CaptureError: some elements share their memory.
-    """
+    """Raise CaptureError for a write to an expanded tensor, whose elements share memory."""
     if torch.Tag.pointwise not in function.tags and function not in _WRITES_EACH:
         return  # what others write first may be a list
     strides = zip(tensor.shape, tensor.stride(), strict=True)

@@ -87,11 +87,7 @@ def _layer(
 
 
 def require_only_readers(graph: torch.fx.Graph) -> None:
-    """Require that single-operator recurrent layers are the only users of their weights.
-
-    Raises:
-        StepsNeeded: a gradient would have other last bits than torch's.
-    """
+    """Raise StepsNeeded unless single-operator recurrent layers alone read their weights."""
     for node in graph.nodes:
         if node.target is recurrent.forward and any(len(n.users) > 1 for n in _summed(node)):
             raise StepsNeeded

@@ -276,11 +276,7 @@ class _Reader:
         return next(name for name in _LOSSES if name not in used), value
 
     def _check_attributes(self, forward: Sequence[Statement]) -> None:
-        """Refuse a forward pass that assigns to attributes of ``self``.
-
-        Raises:
-            StepError: a statement does.
-        """
+        """Raise StepError for a forward pass that assigns to attributes of ``self``."""
         own = m.Attribute(value=m.Name("self"))
         for target in (each for piece in forward for each in findall(piece, m.AssignTarget())):
             for node in findall(target, own):
@@ -289,11 +285,7 @@ class _Reader:
     def _check_way(
         self, forward: Sequence[Statement], update: Statement, rest: set[Statement]
     ) -> None:
-        """Refuse a training step that may skip its update or that reads gradients.
-
-        Raises:
-            StepError: a statement does.
-        """
+        """Raise StepError for a step that may skip its update or that reads gradients."""
         real = [each for each in forward if each in self._block]
         way = [*self._block]
         if self._repeated is not None:

@@ -186,16 +186,13 @@ def _started(run: Run, output: Path, records: Path) -> subprocess.Popen[bytes]:
 def _require_end(
     run: Run, status: int | None, end: dict[str, Any] | None, printed: Sequence[str]
 ) -> None:
-    """Raise an error unless a script has run to completion.
+    """Raise CheckError unless a script has run to completion.
 
     Args:
         run: the script.
         status: exit status of the process; None if it was killed at the deadline.
         end: record of the end, if there is one.
         printed: lines that the script has printed.
-
-    Raises:
-        CheckError: the script failed, its process died, or it takes too long.
     """
     if end is not None and not end["error"]:
         return

@@ -95,11 +95,7 @@ def check(
 
 
 def _trained(run: Run, what: str, progress: Callable[[int], None]) -> Recorded:
-    """Run a script and return its record; require at least one training update.
-
-    Raises:
-        CheckError: the script made no update.
-    """
+    """Run a script and return its record; raise CheckError without any training update."""
     result = recorded(run, progress)
     if not result.updates:
         raise CheckError(
