@@ -43,7 +43,7 @@ from abele.warn import user_line
 
 StandIn = Callable[[torch.Tensor], torch.Tensor]
 # Update rules that torch computes with other roundings for lists of tensors.
-_OTHER_BITS_FOR_EACH = frozenset({"asgd", "nadam"})
+_OTHER_BITS_FOR_EACH = frozenset({"asgd", "nadam", "radam"})
 _Group = dict[str, Any]
 _UNCHANGED: tuple[set[str], set[str]] = (set(), set())
 
@@ -337,7 +337,8 @@ class TracedSteps:
         if numbers is None:
             variable = self._variable
             if variable:
-                variable |= self._promoted.get(id(optimizer), frozenset())
+                promoted = self._promoted.get(id(optimizer), frozenset())
+                variable |= promoted & frozenset(kind.numbers)
             label = f"optimizer{len(self.stepped)}"
             numbers = Numbers(optimizer, label, variable, free=self._free)
             self.stepped[id(optimizer)] = numbers

@@ -53,6 +53,7 @@ def test_each_optimizer_follows_its_scheduler(name):
 REFUSED = {
     "fused": (torch.optim.SGD, {"lr": 0.1, "fused": True}, "capturable, fused or foreach set"),
     "foreach": (torch.optim.NAdam, {"foreach": True}, "capturable, fused or foreach set"),
+    "foreach of RAdam": (torch.optim.RAdam, {"foreach": True}, "or foreach set"),
     "differentiable": (torch.optim.SGD, {"differentiable": True}, "has differentiable=True"),
 }
 
