@@ -14,7 +14,8 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, cast
+from contextlib import nullcontext
+from typing import Any, TypeGuard, cast
 
 import torch
 
@@ -117,11 +118,7 @@ def _divided_inside(
     if cells == list(wrapper.__closure__ or ()):
         return None  # the decorator keeps the function elsewhere
     made = types.FunctionType(
-        wrapper.__code__,
-        wrapper.__globals__,
-        wrapper.__name__,
-        wrapper.__defaults__,
-        tuple(cells),
+        wrapper.__code__, wrapper.__globals__, wrapper.__name__, wrapper.__defaults__, tuple(cells)
     )
     made.__kwdefaults__ = wrapper.__kwdefaults__
     host.remaining = made if owner is None else types.MethodType(made, owner)
@@ -193,7 +190,7 @@ class _Division:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             return False
         before = dict(self._found)
-        conditional = isinstance(statement, ast.If | ast.For | ast.While)
+        conditional = isinstance(statement, ast.If | ast.For | ast.While) or self._wraps(statement)
         if isinstance(statement, ast.If) and self._depends(statement.test, held):
             self._found[id(statement)] = statement
             return True
@@ -209,6 +206,15 @@ class _Division:
             return True
         held |= after
         return False
+
+    def _wraps(self, node: ast.AST) -> TypeGuard[ast.With]:
+        """Return whether a ``with`` block may do something around statements of the host."""
+        items = node.items if isinstance(node, ast.With) else []
+        made = [each.context_expr for each in items]
+        found = [self._value(each.func if isinstance(each, ast.Call) else each) for each in made]
+        known = [each for each in found if each is not _UNKNOWN and each is not nullcontext]
+        others = [each for each in known if not isinstance(each, nullcontext)]
+        return any(str(getattr(each, "__module__", ""))[:6] != "torch." for each in others)
 
     def _depends(self, node: ast.AST, held: set[str]) -> bool:
         """Return whether code reads a value, or what the host has read."""
@@ -288,6 +294,12 @@ class _Division:
         for each in ast.walk(self._tree):
             if isinstance(each, ast.Try) and self.hosts:
                 raise self._refusal(each.lineno, "is a try, in a function with numbers of tensors")
+            inside = {id(part) for part in ast.walk(each)} & {*self._found} - {id(each)}
+            if inside and self._wraps(each):
+                text = ast.unparse(each.items[0].context_expr)
+                raise self._refusal(
+                    each.lineno, f"trains and reads numbers under {text}. Read them behind it"
+                )
         return [late[id(each)] for each in self.hosts]
 
     def _check_early(self, statement: ast.stmt, names: Names) -> None:

@@ -5,6 +5,7 @@ import io
 import logging
 import math
 import sys
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -677,3 +678,31 @@ def test_a_list_inside_a_container_of_the_call_is_not_copied(step):
     for i in range(8):
         compiled(torch.ones(3) * i, history=history)
     assert history == [6.0 * i for i in range(8)]
+
+
+@compiles(programs=1)
+def test_numbers_that_a_lock_guards(wrap):
+    task, lock, log = Task(), threading.Lock(), []
+
+    @wrap
+    def step(x, y):
+        loss = task.update(task.loss(x, y))
+        with lock:
+            log.append((loss.item(), lock.locked()))
+        return loss
+
+    return lambda i: step(*batch(i)), lambda: (task, log)
+
+
+@stays_eager(match="trains and reads numbers under lock. Read them behind it")
+def test_a_step_and_numbers_under_one_lock(wrap):
+    task, lock, log = Task(), threading.Lock(), []
+
+    @wrap
+    def step(x, y):
+        with lock:
+            loss = task.update(task.loss(x, y))
+            log.append((loss.item(), lock.locked()))
+        return loss
+
+    return lambda i: step(*batch(i)), lambda: (task, log)
