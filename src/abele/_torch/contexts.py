@@ -228,7 +228,8 @@ def is_observed() -> bool:
     """Return whether something of this thread sees or replaces each operator of torch.
 
     That is a mode of Python, a transform of ``torch.func``, forward-mode differentiation, a trace
-    of TorchScript, or the detection of anomalies. The mode of a default device is none of these.
+    of TorchScript, hooks of saved tensors, or the detection of anomalies. The mode of a default
+    device is none of these.
     """
     core: Any = torch._C
     forward_ad: Any = torch.autograd.forward_ad
@@ -241,6 +242,7 @@ def is_observed() -> bool:
         or core._len_torch_dispatch_stack() > 0
         or core._functorch.peek_interpreter_stack() is not None
         or forward_ad._current_level >= 0
+        or core._autograd._top_saved_tensors_default_hooks(False) is not None
         or core._get_tracing_state() is not None
     )
 

@@ -256,6 +256,7 @@ def layout(tensor: torch.Tensor) -> tuple[Any, ...]:
         contiguous,
         None if contiguous else tensor.stride(),
         tensor.device,
+        bool(tensor.__dict__),  # attributes of its own; see ``_check``
     )
 
 
@@ -275,6 +276,11 @@ def _check(tensor: torch.Tensor) -> None:
         raise CaptureError(
             f"An argument is a {type(tensor).__name__}, which may compute otherwise than tensors. "
             "Pass as_subclass(torch.Tensor) of it."
+        )
+    names = [name for name in vars(tensor) if name[0] != "_" and name != "persistent"]
+    if names:
+        raise CaptureError(
+            f"An argument is a tensor with an attribute {names[0]!r} of its own. Pass that apart."
         )
     if tensor.requires_grad and tensor.is_leaf:
         raise CaptureError(

@@ -27,13 +27,7 @@ from abele.capture.diagnose import user_frame
 from abele.compilation.cache import ExecutableCache
 from abele.compilation.executable_file import SUFFIX
 from abele.compilation.start import Start
-from abele.errors import (
-    AbeleError,
-    CaptureError,
-    DataDependentError,
-    TargetError,
-    ValueCheckError,
-)
+from abele.errors import AbeleError, CaptureError, DataDependentError, TargetError, ValueCheckError
 from abele.functions.arguments import Arguments
 from abele.functions.batches import flatten
 from abele.functions.capture import CapturedCall, ChangesError, capture, code_of
@@ -78,7 +72,7 @@ class EagerWarning(UserWarning):
 def _warn_of_observers() -> None:
     warn_user(
         "A function of abele.compile is called inside a transform or mode that sees each operator "
-        "(torch.func, FlopCounterMode, anomaly detection). Such calls run as plain PyTorch.",
+        "(torch.func, FlopCounterMode, hooks of saved tensors). Such calls run as plain PyTorch.",
         EagerWarning,
     )
 
@@ -487,11 +481,7 @@ class Function:
                 cause = error
 
     def _captured(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        host: Host | None,
-        numbers: Slots,
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], host: Host | None, numbers: Slots
     ) -> CompiledCall:
         arguments = Arguments(args, kwargs, numbers.stand_ins, expands=self._expands)
         own = self._body if host is None else host.remaining

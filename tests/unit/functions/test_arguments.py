@@ -30,6 +30,10 @@ def test_tensors_are_the_inputs_and_others_the_values():
     assert given.others == [2.0]
 
 
+TAGGED = ones(2, 3)
+TAGGED.tag = 1
+
+
 @pytest.mark.parametrize(
     ("args", "kwargs"),
     [
@@ -52,6 +56,7 @@ def test_calls_with_the_same_layouts_are_accepted(args, kwargs):
         ((ones(3, 2).t(), 1.0), {}),
         ((ones(2, 3, dtype=torch.float64), 1.0), {}),
         ((ones(2, 3, requires_grad=True), 1.0), {}),
+        ((TAGGED, 1.0), {}),
         ((ones(2, 3), 2.0), {}),
         ((ones(2, 3), 1), {}),
         ((ones(2, 3), True), {}),
@@ -254,6 +259,7 @@ def test_changed_containers_are_refused():
     [
         (ones(2, requires_grad=True), "An argument requires a gradient"),
         (ones(2, 2).to_sparse(), "An argument is .*sparse"),
+        (TAGGED, "a tensor with an attribute 'tag' of its own"),
     ],
 )
 def test_arguments_that_no_program_takes(tensor, reason):
