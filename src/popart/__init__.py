@@ -7,28 +7,11 @@ so there is no builder, session or runtime here: asking for one says so.
 
 import enum
 
-__all__ = [
-    "AccumulateOuterFragmentSchedule",
-    "AutodiffStitchStrategy",
-    "BatchSerializationBatchSchedule",
-    "BatchSerializationMethod",
-    "BatchSerializationTransformContext",
-    "GradientTensorTrackingMethod",
-    "MergeVarUpdateType",
-    "RecomputationType",
-    "SubgraphCopyingStrategy",
-    "SyntheticDataMode",
-    "VirtualGraphMode",
-]
-
 
 class SyntheticDataMode(enum.IntEnum):
     """Kinds of synthetic input data: off, zeros, normal or uniform random numbers."""
 
-    Off = 0
-    Zeros = 1
-    RandomNormal = 2
-    RandomUniform = 3
+    Off, Zeros, RandomNormal, RandomUniform = range(4)
 
 
 # Written as a call because ``None`` cannot be a name in a class body.
@@ -43,82 +26,64 @@ RecomputationType.__doc__ = """Which results the backward pass computes again.""
 class AccumulateOuterFragmentSchedule(enum.IntEnum):
     """Orders of weight updates on several devices."""
 
-    Scheduler = 0
-    Serial = 1
-    OverlapCycleOptimized = 2
-    OverlapMemoryOptimized = 3
+    Scheduler, Serial, OverlapCycleOptimized, OverlapMemoryOptimized = range(4)
 
 
 class SubgraphCopyingStrategy(enum.IntEnum):
     """Times at which inputs and outputs of a subgraph are copied."""
 
-    OnEnterAndExit = 0
-    JustInTime = 1
+    OnEnterAndExit, JustInTime = range(2)
 
 
 class VirtualGraphMode(enum.IntEnum):
     """Modes of assigning operations to devices: manual, automatic or by phases."""
 
-    Off = 0
-    Manual = 1
-    Auto = 2
-    ExecutionPhases = 3
+    Off, Manual, Auto, ExecutionPhases = range(4)
 
 
 class BatchSerializationBatchSchedule(enum.IntEnum):
     """Scheduling orders of serialised batches."""
 
-    Scheduler = 0
-    Isomorphic = 1
-    OverlapOnIo = 2
-    OverlapOnCompute = 3
+    Scheduler, Isomorphic, OverlapOnIo, OverlapOnCompute = range(4)
 
 
 class BatchSerializationMethod(enum.IntEnum):
     """Methods of serialising a batch: unrolled or as a loop."""
 
-    UnrollDynamic = 0
-    UnrollStatic = 1
-    Loop = 2
+    UnrollDynamic, UnrollStatic, Loop = range(3)
 
 
 class BatchSerializationTransformContext(enum.IntEnum):
     """Points of batch serialisation: before or after building the backward pass."""
 
-    Fwd = 0
-    Bwd = 1
+    Fwd, Bwd = range(2)
 
 
 class AutodiffStitchStrategy(enum.IntEnum):
     """Sources of the values that the backward pass of a subgraph needs."""
 
-    RecomputeMinimal = 0
-    RecomputeAllNonInputs = 1
-    AddFwdOutputs = 2
-    SafeAddFwdOutputs = 3
+    RecomputeMinimal, RecomputeAllNonInputs, AddFwdOutputs, SafeAddFwdOutputs = range(4)
 
 
 class GradientTensorTrackingMethod(enum.IntEnum):
     """Gradients that automatic loss scaling observes."""
 
-    AllNonViewChangingGradientTensors = 0
-    ConvAndMatmulGradients = 1
-    GradientsOfUserSpecifiedTensors = 2
+    AllNonViewChangingGradientTensors, ConvAndMatmulGradients, GradientsOfUserSpecifiedTensors = (
+        range(3)
+    )
 
 
 class MergeVarUpdateType(enum.IntEnum):
     """Methods of merging weight updates."""
 
-    Off = 0
-    All = 1
-    AutoLoose = 2
-    AutoTight = 3
+    Off, All, AutoLoose, AutoTight = range(4)
 
 
 def __getattr__(name: str) -> object:
     if name.startswith("__"):
         raise AttributeError(name)
+    names = sorted(each for each in globals() if each[0].isupper())
     raise AttributeError(
         f"popart.{name} is not here: abele brings only the enumerations that PopTorch programs "
-        f"use ({', '.join(__all__)}). Programs written for PopART itself cannot run on abele."
+        f"use ({', '.join(names)}). Programs written for PopART itself cannot run on abele."
     )

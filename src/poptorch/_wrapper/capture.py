@@ -58,14 +58,7 @@ def registerPreCompileHook(hook: Callable[[], None]) -> RemovableHandle:
 def registerPostCompileHook(hook: Callable[[], None]) -> RemovableHandle:
     """Register a hook that is called after each model's forward was captured, also if that failed.
 
-    Args:
-        hook: called without arguments, in the order of registration.
-
-    Returns:
-        A handle whose ``remove()`` removes the hook.
-
-    Raises:
-        RuntimeError: it cannot be called.
+    Arguments, result and errors are those of `registerPreCompileHook`.
     """
     return _register(_after, hook)
 
