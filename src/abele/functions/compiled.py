@@ -118,12 +118,7 @@ class CompiledCall:
         device = devices.pop()
         questions.about_function([captured.program], config, device, start)
         executable, record = build(
-            [captured.program],
-            config,
-            device=device,
-            cache=cache,
-            start=start,
-            announce=announce,
+            [captured.program], config, device=device, cache=cache, start=start, announce=announce
         )
         by_role: dict[Role, dict[str, torch.Tensor]] = {role: {} for role in Role}
         for (role, name), value in captured.state.items():

@@ -288,11 +288,7 @@ class Trial:
             self._generators.set_rng_state(outside)
 
     def _values_and_time(
-        self,
-        programs: Sequence[Program],
-        call: _Call,
-        copies: _Copies,
-        clock: Callable[[], float],
+        self, programs: Sequence[Program], call: _Call, copies: _Copies, clock: Callable[[], float]
     ) -> tuple[_Values, float]:
         values: _Values = {}
         passed = dict[str, torch.Tensor]()  # results that a later part of a pipeline takes

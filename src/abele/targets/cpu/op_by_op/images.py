@@ -242,13 +242,7 @@ def _suits_upsampling_backward(node: _Node) -> bool:
     return not node.kwargs and _is_doubled(grad, shape, size, *settings)
 
 
-def _is_doubled(
-    tensor: Any,
-    shape: Any,
-    size: Any,
-    align_corners: Any,
-    *scales: Any,
-) -> bool:
+def _is_doubled(tensor: Any, shape: Any, size: Any, align_corners: Any, *scales: Any) -> bool:
     """Return whether upsampling doubles a float32 tensor of ``shape``, corners unaligned."""
     doubled = list(size) == [2 * each for each in shape[2:]]
     usual = all(scale in (None, 2.0) for scale in scales)

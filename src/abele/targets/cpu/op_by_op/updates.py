@@ -116,7 +116,4 @@ def _threads(library: ctypes.CDLL, params: list[torch.Tensor]) -> int:
     return threads_for(library, sum(each.numel() for each in params))
 
 
-UPDATES = (
-    of_library(adam.update, "adam", adam_update),
-    of_library(sgd.update, "sgd", sgd_update),
-)
+UPDATES = (of_library(adam.update, "adam", adam_update), of_library(sgd.update, "sgd", sgd_update))
