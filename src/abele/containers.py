@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeGuard
+import array
+import collections
+import contextvars
+import ctypes
+import functools
+import threading
+import types
+from collections.abc import Callable, Iterable, Mapping
+from multiprocessing.sharedctypes import SynchronizedBase
+from typing import Any, TypeGuard, cast
 
 import numpy
 
@@ -45,10 +53,37 @@ def is_array(value: object) -> TypeGuard[numpy.ndarray[Any, Any]]:
 
 def items_of(dictionary: dict[Any, Any]) -> list[tuple[Any, Any]]:
     """Return the items of a dictionary, bypassing methods that its class overrides."""
-    plain: Any = dict
+    ordered = isinstance(dictionary, collections.OrderedDict)  # has an order of its own
+    plain: Any = collections.OrderedDict if ordered else dict
     return list(plain.items(dictionary))
 
 
 def is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
     """Return whether ``value`` is a mapping of any kind."""
     return isinstance(value, Mapping)
+
+
+#: How to read what objects of other kinds contain, as pairs of a key and a value.
+_READ: Mapping[Any, Callable[[Any], Iterable[tuple[Any, Any]]]] = {
+    (types.MappingProxyType, collections.UserDict, collections.ChainMap): lambda v: v.items(),
+    functools.partial: lambda v: (("func", v.func), ("args", v.args), *v.keywords.items()),
+    (array.array, bytearray, ctypes.Array, *ctypes.c_int.__mro__[1:2]): lambda v: [("", bytes(v))],
+    SynchronizedBase: lambda v: [("", bytes(v.get_obj()))],
+    contextvars.ContextVar: lambda v: [("", contextvars.copy_context().get(v))],
+    threading.local: lambda v: v.__dict__.items(),
+    threading.Event: lambda v: [("", v.is_set())],
+}
+
+
+def parts_of(value: Any) -> list[tuple[Any, Any]] | None:
+    """Return what an object of Python's own or of NumPy's contains, by key; None for others."""
+    if is_dict(value):
+        return items_of(value)
+    if isinstance(value, list | tuple | set | collections.deque):
+        return [*enumerate(cast("Iterable[Any]", value))]
+    if is_array(value):
+        return [("data", value.tobytes())]
+    for kinds, read in _READ.items():
+        if isinstance(value, kinds):
+            return [*read(value)]
+    return None

@@ -56,10 +56,15 @@ class Frame:
         yield from self.globals()
 
     def globals(self) -> Iterator[tuple[str, Any]]:
-        """Yield the globals that the code reads."""
-        for name in _loads(self.code)[0]:
+        """Yield the globals that the code reads, and the modules that it imports."""
+        variables, _, modules = _loads(self.code)
+        for name in variables:
             if name in self.namespace:
                 yield name, self.namespace[name]
+        for name in modules:
+            inside = f"{self.namespace.get('__package__')}.{name}".rstrip(".")
+            if found := sys.modules.get(name) or sys.modules.get(inside):
+                yield name, found
 
     def builtins(self) -> frozenset[str]:
         """Return the globals that the code reads and its module does not have."""
@@ -117,13 +122,15 @@ def uses(code: types.CodeType, name: str) -> set[str]:
 
 
 @functools.cache
-def _loads(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the globals and the attributes that code reads or sets."""
-    variables, attributes = set[str](), set[str]()
+def _loads(code: types.CodeType) -> tuple[frozenset[str], ...]:
+    """Return the globals and the attributes that code reads or sets, and what it imports."""
+    variables, attributes, modules = set[str](), set[str](), set[str]()
     for each in dis.get_instructions(code):
-        if each.opname.endswith(("_GLOBAL", "_NAME")):
+        if each.opname == "IMPORT_NAME":
+            modules.add(str(each.argval))
+        elif each.opname.endswith(("_GLOBAL", "_NAME")):
             variables.add(str(each.argval))
-        elif each.opname.endswith(("_ATTR", "_METHOD")):
+        elif each.opname.endswith(("_ATTR", "_METHOD", "IMPORT_FROM")):
             attributes.add(str(each.argval))
     for inner in code.co_consts:
         if isinstance(inner, str) and inner.isidentifier():
@@ -132,7 +139,8 @@ def _loads(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
             more = _loads(inner)
             variables |= more[0]
             attributes |= more[1]
-    return frozenset(variables), frozenset(attributes)
+            modules |= more[2]
+    return frozenset(variables), frozenset(attributes), frozenset(modules)
 
 
 class Frames:

@@ -28,7 +28,7 @@ from abele._torch import scaling
 from abele._torch.contexts import around_step
 from abele._torch.replaced import original_of
 from abele.capture import reachable
-from abele.containers import is_array, is_dict, is_list, is_sequence, items_of
+from abele.containers import is_array, is_dict, is_list, is_sequence, parts_of
 from abele.errors import CaptureError
 from abele.functions.frames import PLAIN, Frames, attribute, is_of_library, uses
 from abele.functions.state import are_same, same
@@ -39,6 +39,7 @@ _DEPTH = 8
 _PARTS = ("_parameters", "_buffers", "_modules")
 _values_of: Callable[[Any], Iterable[Any]] = dict[str, Any].values
 _forward_of = operator.attrgetter("forward")
+_code_of = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
 
 
 class _Watch:
@@ -124,13 +125,14 @@ class Guards:
         self._pairs: list[tuple[Any, str]] = []
         self._owners: list[str] = []
         self._places: list[tuple[str, Place]] = []
+        self._functions: set[types.FunctionType] = set()  # whose code may be exchanged
         self._absent: dict[tuple[int, str], list[Any]] = {}  # what would hide compared entries
         self._containers: list[tuple[str, Any, Any]] = []
         self._modules: dict[int, torch.nn.Module] = {}
         self._paired: set[tuple[int, str]] = set()  # entries of objects that are compared
         # Entries whose attributes of some names are compared, and containers whose items' are.
         self._followed: set[tuple[Any, ...]] = set()
-        self._contained: set[int] = set()  # containers whose items are compared
+        self._contained: dict[int, Any] = {}  # parts of containers that are compared, kept alive
         for module in modules:
             self._add_module(module)
         for space in map(reachable.attributes_of, scalers):
@@ -152,6 +154,8 @@ class Guards:
         partly = [each for each in parts if id(each) in self._held]
         self._beside = [(d, k) for d in partly for k in d if k not in self._held[id(d)]]
         self._kinds = [*dict.fromkeys(map(type, self._modules.values()))]
+        for each in (getattr(function, "__func__", function), *map(_forward_of, self._kinds)):
+            self._add_function(each)
         self._parts = self._parts_now()
 
     def hold(self) -> bool:
@@ -238,18 +242,20 @@ class Guards:
 
     def _hooks_now(self) -> list[Any]:
         hooks = itertools.chain(*map(around_step, self._optimizers))
-        of_optimizers = [id(each) for each in hooks if not _torch.is_own(each)]
+        of_optimizers = [each for each in hooks if not _torch.is_own(each)]
         of_tensors = [_torch.hooks_of(tensor) for tensor in self._tensors]
         return [of_optimizers, *of_tensors, *_torch.global_hooks()]
 
     def _parts_now(self) -> list[Any]:
         """Return the parts of modules, which torch also puts there without setting attributes.
 
-        And the ``forward`` of their classes.
+        And the ``forward`` of their classes, and the code of functions, which a reload exchanges.
         """
-        parts = itertools.chain.from_iterable(map(_values_of, self._dictionaries))
-        beside = [space.get(key) for space, key in self._beside]
-        return [*parts, *beside, *map(_forward_of, self._kinds)]
+        flat = itertools.chain.from_iterable
+        parts = [*flat(map(_values_of, self._dictionaries)), *map(_forward_of, self._kinds)]
+        if self._functions:
+            parts += flat(map(_code_of, self._functions))
+        return parts + [space.get(key) for space, key in self._beside]
 
     def _changed_module(self) -> str | None:
         now = dict(self._module_values())
@@ -257,9 +263,7 @@ class Guards:
             if not same(before, now.get((path, name))):
                 return f"{name} of a {type(self._modules[path]).__name__} has changed"
         if not are_same(self._parts_now(), self._parts):
-            return (
-                "a module has other parameters, buffers or children, or its class another forward"
-            )
+            return "a module has other parameters, buffers or children, or a function other code"
         return None if len(now) == len(self._of_modules) else "a module has other attributes"
 
     def _module_values(self) -> Iterator[tuple[tuple[int, str], Any]]:
@@ -273,7 +277,8 @@ class Guards:
                     yield (key, name), id(value)
                 elif is_dict(value):
                     if id(value) not in self._held:
-                        yield (key, f"{name} ({len(value)})"), len(value)
+                        content = list(value) if name.endswith("_hooks") else len(value)
+                        yield (key, f"{name} ({content})"), len(value)
                 else:
                     yield (key, name), value
 
@@ -281,8 +286,13 @@ class Guards:
         for each in module.modules():
             self._modules.setdefault(id(each), each)
 
+    def _add_function(self, value: Any) -> None:
+        if isinstance(value, types.FunctionType) and not is_of_library(str(value.__module__)):
+            self._functions.add(value)
+
     def _add_pair(self, space: Any, name: str, value: Any, owner: str) -> None:
         key = (id(space), name)
+        self._add_function(value)
         if key in self._paired or name in self._left_out or _stands_in(value):
             return
         if key in self._free or key in self._stored or _is_method_of_library(space, value):
@@ -298,7 +308,7 @@ class Guards:
         """Add the attributes of an object that the code may read."""
         if depth == 0 or isinstance(value, PLAIN) or _stands_in(value):
             return
-        if isinstance(value, list | tuple | dict | set | collections.deque) or is_array(value):
+        if parts_of(value) is not None:
             self._add_container(path, value, names, depth)
             return
         is_module = isinstance(value, torch.nn.Module)
@@ -348,7 +358,8 @@ class Guards:
         if key in self._followed or self._only_appends(path, value):
             return
         self._followed.add(key)
-        size = value.size if is_array(value) else len(value)
+        parts = parts_of(value) or []
+        size = value.size if is_array(value) else len(parts)
         if size > _MOST_ITEMS:
             raise CaptureError(
                 f"The function reaches {path}, which has {size} values of Python. A program "
@@ -356,14 +367,10 @@ class Guards:
                 "compared at each call. Make it a tensor, or pass what is needed of it."
             )
         if id(value) not in self._contained:
-            self._contained.add(id(value))
+            self._contained[id(value)] = parts
             self._containers.append((path, value, self._snapshot(value)))
-        if is_dict(value):
-            for part_name, part in items_of(value):
-                self._follow(f"{path}[{part_name!r}]", part, names, depth - 1)
-        elif not is_array(value):
-            for index, part in enumerate(list(value)):
-                self._follow(f"{path}[{index}]", part, names, depth - 1)
+        for item, part in self._contained[id(value)]:
+            self._follow(f"{path}[{item!r}]", part, names, depth - 1)
 
     def _only_appends(self, path: str, value: Any) -> bool:
         """Return whether the code adds traced values to a list, and reads nothing of it."""
@@ -375,13 +382,10 @@ class Guards:
 
     def _snapshot(self, value: Any) -> Any:
         """Return the items of a container: plain ones by value, others by identity."""
-        if is_array(value):
-            return value.tobytes()
-        key = id(value)
-        held = self._held.get(key, ())
-        if not is_dict(value):
+        held = self._held.get(id(value), ())
+        if is_list(value):
             return [index in held or _item(part) for index, part in enumerate(value)]
-        return [(key, key in held or _item(part)) for key, part in items_of(value)]
+        return [(key, key in held or _item(part)) for key, part in parts_of(value) or ()]
 
 
 def cells_of(function: Any, frames: Frames) -> Iterator[tuple[str, types.CellType]]:
@@ -446,8 +450,11 @@ def _stands_in(value: Any) -> bool:
 
 
 def _item(value: Any) -> Any:
-    if isinstance(value, PLAIN) and not _stands_in(value):
-        return type(value), value
+    kind = cast("Any", type(value))
+    if kind is float and not value:
+        return kind, math.copysign(1, value), value
+    if kind in PLAIN or (isinstance(value, PLAIN) and not _stands_in(value)):
+        return kind, value
     if is_sequence(value) and type(value) is tuple and len(value) <= _MOST_PARTS:
         return [_item(part) for part in value]
     return id(value)

@@ -1,7 +1,12 @@
 """Each kind of value of Python that a program depends on is compared at each call."""
 
+import collections
+import contextvars
+import functools
+import multiprocessing
 import re
 import sys
+import threading
 import types
 from types import SimpleNamespace
 
@@ -18,10 +23,6 @@ from abele.functions.guards import Guards
 NUMBER = 1
 OTHER = types.ModuleType("a_module_of_the_user")
 OTHER.number = 1
-
-
-class Settings:
-    number = 1
 
 
 def guards(function, *, modules=(), tensors=(), optimizers=(), **left_out):
@@ -50,26 +51,31 @@ def closure_cell():
     return lambda: number, change
 
 
-def class_attribute():
-    return lambda: Settings.number, lambda value: setattr(Settings, "number", value)
+def default_of_an_argument():
+    def read(number=1):
+        return number
+
+    defaults = {1: read.__defaults__, 2: (2,)}
+    return read, lambda value: setattr(read, "__defaults__", defaults[value])
 
 
-def attribute():
-    config = SimpleNamespace(model=SimpleNamespace(number=1))
-    return lambda: config.model.number, lambda value: setattr(config.model, "number", value)
+def module_imported_inside():
+    sys.modules[OTHER.__name__] = OTHER
+
+    def read():
+        import a_module_of_the_user
+
+        return a_module_of_the_user.number
+
+    return read, lambda value: setattr(OTHER, "number", value)
 
 
-def attribute_of_its_class():
-    class Config:
-        number = 1
-
-    config = Config()
-    return lambda: config.number, lambda value: setattr(Config, "number", value)
+def set_item(holder, value):
+    holder[len(holder) - 1] = value
 
 
-def nested_dictionary():
-    config = {"model": {"number": 1}}
-    return lambda: config["model"]["number"], lambda value: config["model"].update(number=value)
+def set_number(holder, value):
+    holder.number = value
 
 
 def names_of_several_helpers():
@@ -91,41 +97,77 @@ def name_of_a_function_of_torch():
     return lambda: config.act(torch.ones(1)), lambda value: setattr(config, "act", calls[value])
 
 
-def list_item():
-    numbers = [0, 1]
-    return lambda: numbers[1], lambda value: numbers.__setitem__(1, value)
+def of(holder, read, change, text="the contents of held have changed"):
+    def kind():
+        return lambda held=holder: read(held), lambda value: change(holder, value)
+
+    return kind, text
 
 
-def array_element():
-    numbers = np.ones(2, int)
-    return lambda: int(numbers[1]), lambda value: numbers.__setitem__(1, value)
+class Settings:
+    number = 1
 
 
-def tuple_in_a_list():
-    numbers = [(0, 1)]
-    return lambda: numbers[0][1], lambda value: numbers.__setitem__(0, (0, value))
-
-
+LOCAL, PARTIAL = threading.local(), functools.partial(dict, number=1)
+LOCAL.number = 1
+CONTEXT = contextvars.ContextVar("number")
+CONTEXT.set(1)
 KINDS = {
-    each.__name__: (each, text)
-    for each, text in [
-        (module_attribute, r"number was 1 and is 2"),
-        (global_variable, r"NUMBER was 1 and is 2"),
-        (closure_cell, r"number was 1 and is 2"),
-        (class_attribute, r"Settings\.number was 1 and is 2"),
-        (attribute, r"config\.model\.number was 1 and is 2"),
-        (attribute_of_its_class, r"config\.number was 1 and is 2"),
-        (names_of_several_helpers, r"config\.model\.number was 1 and is 2"),
-        (function_of_torch, r"nn\.functional\.relu was <function relu .* and is <built-in .* tanh"),
-        (
-            name_of_a_function_of_torch,
-            r"config\.act was <built-in .* relu.* and is <built-in .* tanh",
-        ),
-        (nested_dictionary, r"the contents of config\['model'\] have changed"),
-        (list_item, "the contents of numbers have changed"),
-        (array_element, "the contents of numbers have changed"),
-        (tuple_in_a_list, "the contents of numbers have changed"),
-    ]
+    "attribute of its class": of(
+        Settings(),
+        lambda held: held.number,
+        lambda held, new: set_number(Settings, new),
+        r"held\.number was 1 and is 2",
+    ),
+    "helpers": (names_of_several_helpers, r"config\.model\.number was 1 and is 2"),
+    "of torch": (
+        function_of_torch,
+        r"nn\.functional\.relu was <function relu .* and is <built-in .* tanh",
+    ),
+    "name": (
+        name_of_a_function_of_torch,
+        r"config\.act was <built-in .* relu.* and is <built-in .* tanh",
+    ),
+    "attribute of a module": (module_attribute, r"number was 1 and is 2"),
+    "global": (global_variable, r"NUMBER was 1 and is 2"),
+    "cell": (closure_cell, r"number was 1 and is 2"),
+    "default": (default_of_an_argument, "a function other code"),
+    "import": (module_imported_inside, r"number was 1 and is 2"),
+    "list": of([0, 1], lambda held: held[1], set_item),
+    "array": of(np.ones(2, int), lambda held: int(held[1]), set_item),
+    "bytes": of(bytearray(b"\1\1"), lambda held: held[1], set_item),
+    "tuple": of([(1, 1)], lambda held: held[0][1], lambda held, new: set_item(held, (1, new))),
+    "sign": of([0.0], lambda held: held[0], lambda held, new: set_item(held, [0.0, -0.0][new - 1])),
+    "attribute": of(
+        SimpleNamespace(model=SimpleNamespace(number=1)),
+        lambda held: held.model.number,
+        lambda held, new: set_number(held.model, new),
+        r"held\.model\.number was 1 and is 2",
+    ),
+    "dictionary": of(
+        {"model": {"number": 1}},
+        lambda held: held["model"]["number"],
+        lambda held, new: held["model"].update(number=new),
+        r"the contents of held\['model'\] have changed",
+    ),
+    "mapping": of(
+        collections.UserDict(number=1),
+        lambda held: held["number"],
+        lambda held, new: held.update(number=new),
+    ),
+    "partial": of(PARTIAL, lambda held: held(), lambda held, new: held.keywords.update(number=new)),
+    "thread": of(LOCAL, lambda held: held.number, set_number),
+    "shared": of(
+        multiprocessing.Value("i", 1),
+        lambda held: held.value,
+        lambda held, new: setattr(held, "value", new),
+    ),
+    "context": of(CONTEXT, lambda held: held.get(), lambda held, new: held.set(new)),
+    "event": of(
+        threading.Event(),
+        lambda held: held.is_set(),
+        lambda held, new: held.set() if new == 2 else held.clear(),
+    ),
 }
 
 
@@ -210,7 +252,14 @@ def test_long_lists_are_refused():
 
 @pytest.fixture
 def model():
-    return torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5))
+    made = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5))
+    made.handle = made[0].register_forward_hook(lambda *_: None)
+    return made
+
+
+def exchange(model):
+    model.handle.remove()
+    model[0].register_forward_hook(lambda *_: None)
 
 
 CHANGES = {
@@ -222,6 +271,7 @@ CHANGES = {
     "new attribute": lambda model: setattr(model, "scale", 2),
     "deleted part": lambda model: model.__delitem__(1),
     "hook": lambda model: model.register_forward_hook(lambda *_: None),
+    "another hook": exchange,
     "hook before": lambda model: model[0].register_forward_pre_hook(lambda *_: None),
     "hook of backward": lambda model: model[0].register_full_backward_hook(lambda *_: None),
     "hook of a gradient": lambda model: model[0].weight.register_hook(lambda grad: None),
