@@ -91,11 +91,7 @@ def _backward(*args: Any) -> tuple[torch.Tensor, ...]:
 
 
 def _weights_of_gpu(
-    w_ih: torch.Tensor,
-    w_hh: torch.Tensor,
-    b_ih: torch.Tensor,
-    b_hh: torch.Tensor,
-    has_biases: bool,
+    w_ih: torch.Tensor, w_hh: torch.Tensor, b_ih: torch.Tensor, b_hh: torch.Tensor, has_biases: bool
 ) -> list[torch.Tensor]:
     """Return the four weights and biases for cuDNN; zeros without biases."""
     none = w_ih.new_zeros(w_ih.shape[0])
@@ -152,8 +148,13 @@ def _probed(steps: int, batch: int, features: int, units: int) -> int:
 
 def forward_of(*args: Any) -> tuple[torch.Tensor, ...]:
     """Call ``forward`` with the arguments of the library's LSTM operator."""
-    has_biases = args[12]
-    return forward(*args[:8], has_biases, torch.is_grad_enabled())
+    *given, h, c, reverse = args[:8]
+    settings = reverse, args[12], torch.is_grad_enabled()
+    if h.dim() == 2:
+        return forward(*given, h, c, *settings)
+    # In inference mode torch gives h and c a dimension of layers, of size 1.
+    states, *last, kept = forward(*given, h[0], c[0], *settings)
+    return (states, *(each[None] for each in last), kept)
 
 
 def backward_of(*args: Any) -> tuple[torch.Tensor, ...]:
