@@ -38,6 +38,7 @@ _MOST_ITEMS, _MOST_PARTS = 4096, 16
 _DEPTH = 8
 _PARTS = ("_parameters", "_buffers", "_modules")
 _values_of: Callable[[Any], Iterable[Any]] = dict[str, Any].values
+_items_of: Callable[[Any], Any] = dict[Any, Any].items
 _forward_of = operator.attrgetter("forward")
 _code_of = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
 
@@ -385,7 +386,8 @@ class Guards:
         held = self._held.get(id(value), ())
         if is_list(value):
             return [index in held or _item(part) for index, part in enumerate(value)]
-        return [(key, key in held or _item(part)) for key, part in parts_of(value) or ()]
+        parts = _items_of(value) if cast("Any", type(value)) is dict else parts_of(value)
+        return [(key, key in held or _item(part)) for key, part in parts or ()]
 
 
 def cells_of(function: Any, frames: Frames) -> Iterator[tuple[str, types.CellType]]:

@@ -14,10 +14,7 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import torch
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from abele import _torch
 
