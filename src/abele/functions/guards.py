@@ -147,6 +147,10 @@ class Guards:
         self._objects = [(i, v) for i, v in pairs if not _is_value(v)]
         self._zeros = [(i, math.copysign(1, v)) for i, v in pairs if isinstance(v, float) and not v]
         self._of_modules, self._hooks = dict(self._module_values()), self._hooks_now()
+        self._watch_modules(function)
+
+    def _watch_modules(self, function: Any) -> None:
+        """Note the parts of modules, and the functions that run, for comparisons."""
         WATCH.add(self._modules.values())
         self._changes = WATCH.changes
         spaces = map(reachable.attributes_of, self._modules.values())
