@@ -10,7 +10,6 @@ import functools
 import threading
 import types
 from collections.abc import Callable, Iterable, Mapping
-from multiprocessing.sharedctypes import SynchronizedBase
 from typing import Any, TypeGuard, cast
 
 import numpy
@@ -68,7 +67,6 @@ _READ: Mapping[Any, Callable[[Any], Iterable[tuple[Any, Any]]]] = {
     (types.MappingProxyType, collections.UserDict, collections.ChainMap): lambda v: v.items(),
     functools.partial: lambda v: (("func", v.func), ("args", v.args), *v.keywords.items()),
     (array.array, bytearray, ctypes.Array, *ctypes.c_int.__mro__[1:2]): lambda v: [("", bytes(v))],
-    SynchronizedBase: lambda v: [("", bytes(v.get_obj()))],
     contextvars.ContextVar: lambda v: [("", contextvars.copy_context().get(v))],
     threading.local: lambda v: v.__dict__.items(),
     threading.Event: lambda v: [("", v.is_set())],
@@ -83,6 +81,8 @@ def parts_of(value: Any) -> list[tuple[Any, Any]] | None:
         return [*enumerate(cast("Iterable[Any]", value))]
     if is_array(value):
         return [("data", value.tobytes())]
+    if type(value).__module__ == "multiprocessing.sharedctypes":  # Value and Array
+        return [("", bytes(value.get_obj()))]
     for kinds, read in _READ.items():
         if isinstance(value, kinds):
             return [*read(value)]

@@ -28,6 +28,7 @@ Objects = Callable[[Sequence[str]], Iterable[str]]
 #: A function of each kind of kernels, whose presence shows that the kind's objects were linked.
 _SIGNS = {
     "products": "abele_product",
+    "bfloat16_products": "abele_product_bfloat16",
     "rows": "abele_softmax",
     "attention": "abele_attention",
     "recurrent": "abele_recurrent",

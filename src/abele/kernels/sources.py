@@ -45,7 +45,8 @@ KERNELS = {
 #: Sources of each kind of kernels, with the sources of all functions that they call.
 KINDS = {
     "threads": ("calls.cpp",),
-    "products": ("product.cpp", "product_bfloat16.cpp", "calls.cpp"),
+    "products": ("product.cpp", "calls.cpp"),
+    "bfloat16_products": ("product_bfloat16.cpp", "calls.cpp"),
     "attention": ("attention.cpp", "calls.cpp"),
     "recurrent": ("recurrent.cpp", "product.cpp", "calls.cpp"),
     "rows": ("rows.cpp",),

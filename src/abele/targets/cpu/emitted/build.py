@@ -29,6 +29,7 @@ _CALLS = {
     "abele_depthwise": "depthwise",
     "abele_clamped": "clamped",
     "abele_product": "products",
+    "abele_product_bfloat16": "bfloat16_products",
     "abele::multiply": "products",
     "abele::attention": "attention",
     "abele_recurrent": "recurrent",
