@@ -52,8 +52,10 @@ class Running:
         paths = [self.folder / "notes" / f"{event}-{attempt}-{r}" for r in range(INSTANCES)]
 
         def there():
-            assert not (self.folder / "end-0.pt").exists(), "it ended before it could be killed"
-            return all(path.exists() for path in paths)
+            ended = (self.folder / "end-0.pt").exists()  # asked first: what has come stays
+            found = all(path.exists() for path in paths)
+            assert found or not ended, "it ended before it could be killed"
+            return found
 
         self.run.until(there, f"attempt {attempt} to be {event}")
         self.pids[attempt] = [int(path.read_text()) for path in paths]
