@@ -58,7 +58,14 @@ def registerPreCompileHook(hook: Callable[[], None]) -> RemovableHandle:
 def registerPostCompileHook(hook: Callable[[], None]) -> RemovableHandle:
     """Register a hook that is called after each model's forward was captured, also if that failed.
 
-    Arguments, result and errors are those of `registerPreCompileHook`.
+    Args:
+        hook: called without arguments, in the order of registration.
+
+    Returns:
+        A handle whose ``remove()`` removes the hook.
+
+    Raises:
+        RuntimeError: it cannot be called.
     """
     return _register(_after, hook)
 
