@@ -99,7 +99,7 @@ class _NoPrinting(TorchFunctionMode):
         self._reshaped = list[tuple[torch.Tensor, int, str]]()
 
     def check_writes(self) -> None:
-        """Raise CaptureError for views reshaped in place, written to, that need a gradient."""
+        """Raise CaptureError for views that are reshaped in place and written to, with the line."""
         for view, version, line in self._reshaped:
             if view.requires_grad and view._version != version:
                 raise CaptureError(

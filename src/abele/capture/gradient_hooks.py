@@ -32,7 +32,7 @@ def internal(hook: _Function) -> _Function:
 
 
 def check(module: torch.nn.Module, params: Mapping[str, torch.Tensor]) -> None:
-    """Raise CaptureError for gradient hooks that no program can run."""
+    """Raise CaptureError, with hook and line, for gradient hooks that no program can run."""
     for name, param in params.items():
         for hook in filter(_is_users, _torch_hooks.after_accumulation(param)):
             raise CaptureError(

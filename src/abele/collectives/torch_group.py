@@ -571,7 +571,7 @@ class SharedSums:
 
 
 def _open_of(pid: int, number: int, size: int) -> int:
-    """Open the shared memory file of another process; raise OSError if it is no such file."""
+    """Open another process's shared memory; raise OSError for other files, or another user's."""
     path = f"/proc/{pid}/fd/{number}"
     if not os.readlink(path).startswith(f"/memfd:{_NAME} "):
         raise FileNotFoundError(path)

@@ -42,7 +42,7 @@ def requested() -> Start | None:
 
 
 def check() -> None:
-    """Raise TargetError for contradictory environment variables of the start mode."""
+    """Raise TargetError if the environment names an update for a switch that it forbids."""
     wanted = requested()
     if swap_at() is not None and wanted not in (None, Start.TIERED):
         raise TargetError(

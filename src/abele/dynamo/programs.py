@@ -180,7 +180,7 @@ def _is_whole(node: Node, memory: Node) -> bool:
 
 
 def _require_program(root: torch.fx.GraphModule) -> None:
-    """Raise CaptureError unless a graph consists of what programs can have."""
+    """Raise CaptureError, naming the operator or kind of tensor, for what no program can have."""
     for node in root.graph.nodes:
         if node.op in ("call_module", "call_method"):
             raise CaptureError(f"it has a node that is no operator ({node.target})")

@@ -150,7 +150,7 @@ class Program:
         return fingerprint(self)
 
     def verify(self) -> Program:
-        """Check the invariants of programs and return the program, or raise ProgramError."""
+        """Return the program, or raise ProgramError naming the slot or node that breaks a rule."""
         _verify_inputs(self)
         _verify_outputs(self)
         _verify_writes(self)

@@ -35,7 +35,7 @@ _numbers = itertools.count(1)
 
 
 def check_config(config: StepConfig) -> None:
-    """Raise CaptureError for configurations that several processes cannot compute correctly."""
+    """Raise CaptureError, saying what to do instead, for what several processes compute wrongly."""
     if config.replica_groups:
         names = ", ".join(config.replica_groups)
         raise CaptureError(

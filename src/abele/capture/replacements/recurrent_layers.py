@@ -87,7 +87,7 @@ def _layer(
 
 
 def require_only_readers(graph: torch.fx.Graph) -> None:
-    """Raise StepsNeeded unless single-operator recurrent layers alone read their weights."""
+    """Raise StepsNeeded where others read a recurrent layer's weights: last bits would differ."""
     for node in graph.nodes:
         if node.target is recurrent.forward and any(len(n.users) > 1 for n in _summed(node)):
             raise StepsNeeded

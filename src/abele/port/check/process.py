@@ -186,7 +186,7 @@ def _started(run: Run, output: Path, records: Path) -> subprocess.Popen[bytes]:
 def _require_end(
     run: Run, status: int | None, end: dict[str, Any] | None, printed: Sequence[str]
 ) -> None:
-    """Raise CheckError unless a script has run to completion.
+    """Raise CheckError unless a script has run to completion, in time and without an error.
 
     Args:
         run: the script.
