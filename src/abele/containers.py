@@ -1,4 +1,4 @@
-"""Type guards for containers of any items."""
+"""Type guards for containers, and the contents of these and of other objects of Python."""
 
 from __future__ import annotations
 
@@ -62,12 +62,13 @@ def is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
     return isinstance(value, Mapping)
 
 
+_SIMPLE: Any = ctypes.c_int.__base__  # of c_int, c_double and so on
 #: How to read what objects of other kinds contain, as pairs of a key and a value.
 _READ: Mapping[Any, Callable[[Any], Iterable[tuple[Any, Any]]]] = {
     (types.MappingProxyType, collections.UserDict, collections.ChainMap): lambda v: v.items(),
     functools.partial: lambda v: (("func", v.func), ("args", v.args), *v.keywords.items()),
-    (array.array, bytearray, ctypes.Array, *ctypes.c_int.__mro__[1:2]): lambda v: [("", bytes(v))],
-    contextvars.ContextVar: lambda v: [("", contextvars.copy_context().get(v))],
+    (array.array, bytearray, ctypes.Array, _SIMPLE): lambda v: [("", bytes(v))],
+    contextvars.ContextVar: lambda v: [("", v.get(None))],
     threading.local: lambda v: v.__dict__.items(),
     threading.Event: lambda v: [("", v.is_set())],
 }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -90,8 +90,7 @@ class CompiledCall:
         sources = [each.source for each in leaves if type(each) is View]
         self._shared = {each.index for each in sources if type(each) is Output}
         self._scalers = captured.scalers
-        calls = captured.calls
-        self._calling = calls.in_use if calls.functions else contextlib.nullcontext[None]
+        self._calling = captured.calls.in_use if captured.calls.functions else nullcontext[None]
         self._storages = {_memory(tensor) for tensor in self._tensors} - {0}
         slots = [slot for slot in captured.program.inputs if slot.role is Role.INPUT]
         self._followed = Followed(captured.varying, captured.free)

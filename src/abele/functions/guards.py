@@ -177,17 +177,16 @@ class Guards:
                 now = [*map(original_of, now)]  # another thread may trace
             if now != self._values or list(map(type, now)) != self._types:
                 return False
-            for index, sign in self._zeros:
-                if math.copysign(1, now[index]) != sign:
-                    return False
+            # Generators take longer than what an empty list needs.
+            if self._zeros and any(math.copysign(1, now[i]) != sign for i, sign in self._zeros):
+                return False
             for index, value in self._objects:
                 if now[index] is not value:
                     return False
             if [name for space, name in self._hidden if name in space]:
                 return False
-            for info, before in self._caches:
-                if _is_refilled(info(), before):
-                    return False
+            if self._caches and any(_is_refilled(info(), was) for info, was in self._caches):
+                return False
             return all(self._snapshot(value) == saved for _, value, saved in self._containers)
         except (KeyError, RuntimeError, ValueError):  # a deleted name, or tensors that differ
             return False

@@ -314,8 +314,8 @@ ABELE_API int abele_product_pack(const AbeleProduct* product, const void* b, flo
                                  int threads);
 
 // y = a b + bias, rounded once, of bfloat16 numbers. Of a, a_column is 1, and a_row even, as inner is.
-// `packed` is made of a b with b_column 1, or b_row 1 and an even b_column, with room for [inner / 2]
-// [columns] floats and the columns rounded up to a multiple of 64.
+// `packed` is made of a b with b_column 1, or with b_row 1 and an even b_column; it has room for
+// [inner / 2][columns] floats, the columns rounded up to a multiple of 64.
 ABELE_API int abele_product_bfloat16(const AbeleProduct* product, const void* a,
                                      const float* packed, const float* bias, void* y, int threads);
 ABELE_API int abele_product_bfloat16_pack(const AbeleProduct* product, const void* b,

@@ -96,10 +96,10 @@ struct Floats {
   static void add(Vec& sum, Vec value, Vec column) { sum += value * column; }
 };
 
-// c[rows, vectors] (+)= a[rows, k] b[k, vectors]. `asks` for what is ahead, and for c unless that is null. Arguments are
-// numbers: structures would be copied on the stack, in larger pieces than they were written there, for which
-// a processor waits until all stores before are done, those of the tile before, too. `store(i, v, sum)`
-// gets a row's sums.
+// c[rows, vectors] (+)= a[rows, k] b[k, vectors]. `asks` for what is ahead, and for c unless that is null.
+// Arguments are numbers: structures would be copied on the stack, in larger pieces than they were written
+// there, for which a processor waits until all stores before are done, those of the tile before, too.
+// `store(i, v, sum)` gets a row's sums.
 template <class Numbers, bool in_rows, int rows, int vectors, bool asks, class Store>
 __attribute__((always_inline)) inline void tile_sums(Index k, const float* a, Index a_step,
                                                      const float* __restrict b, Index b_step,

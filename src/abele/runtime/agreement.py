@@ -232,9 +232,7 @@ class Trial:
         now, then = list[float](), list[float]()
         # Calls of a session do not prepare constants again, either.
         adopts = self._state.config.adopts
-        runs = {
-            name: each.with_state((), adopted=adopts) for name, each in compiled.compiled.items()
-        }
+        runs = {n: each.with_state((), adopted=adopts) for n, each in compiled.compiled.items()}
         for _ in range(_TURNS):
             now.append(self._run(interpreted, clock=self._time)[1])
             then.append(
