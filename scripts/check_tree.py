@@ -44,11 +44,11 @@ BUDGETS = {
     "src/cosmictagger": 103,
     "src/gcipuinfo": 1,
     "src/gctools": 11,
-    "src/popart": 1,
+    "src/popart": 2,
     "src/popdist": 31,
     "src/poptorch": 169,
     "src/sambaflow": 33,
-    "tests": 932,
+    "tests": 933,
     "tests/unit/port": 56,
     "benchmarks": 88,
 }

@@ -2,6 +2,7 @@
 
 import copy
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -80,6 +81,60 @@ def test_an_array_that_becomes_a_tensor(wrap):
     return scaled_by(wrap, lambda: torch.from_numpy(array), lambda: array.fill(2.0))
 
 
+@compiles(programs=2)
+def test_a_number_beside_a_tuple(wrap):
+    config = SimpleNamespace(pair=(1.0, [2.0]), kind="a")
+    scale = {"a": 0, "b": 1}
+    return scaled_by(
+        wrap,
+        lambda: config.pair[0] * config.pair[1][0] + scale[config.kind],
+        lambda: setattr(config, "kind", "b"),
+    )
+
+
+@compiles(programs=2)
+def test_attributes_far_below_an_object(wrap):
+    deepest = SimpleNamespace(scale=1.0)
+    top = SimpleNamespace(a=SimpleNamespace(b=SimpleNamespace(c=SimpleNamespace(d=deepest))))
+    return scaled_by(wrap, lambda: top.a.b.c.d.scale, lambda: setattr(deepest, "scale", 2.0))
+
+
+@compiles(programs=2)
+def test_an_attribute_read_by_its_name(wrap):
+    config = SimpleNamespace(scale=1.0)
+    return scaled_by(wrap, lambda: vars(config)["scale"], lambda: setattr(config, "scale", 2.0))
+
+
+@compiles(programs=2)
+def test_a_default_of_an_argument(wrap):
+    task, default = Task(), [1.0]
+
+    @wrap
+    def step(x, y, scale=default):
+        return task.update(task.loss(x, y) * scale[0])
+
+    def call(i):
+        default[0] = 1.0 if i < 3 else 2.0
+        return step(*batch(i))
+
+    return call, lambda: task
+
+
+@compiles(programs=2)
+def test_zeros_of_both_signs_and_nan(wrap):
+    config = SimpleNamespace(scale=0.0)
+
+    @wrap
+    def scaled(x):
+        return x * config.scale
+
+    def call(i):
+        config.scale = [0.0, 0.0, -0.0, 0.0, 1.0][i]
+        return scaled(torch.ones(2))
+
+    return call, list
+
+
 @stays_eager(match="reads a clock or the environment")
 def test_a_variable_of_the_environment(wrap):
     return scaled_by(wrap, lambda: float(os.environ.get("NO_SUCH_SCALE", "1")), lambda: None)
@@ -101,6 +156,18 @@ def trained(wrap, task, change):
 def test_training_and_evaluation(wrap):
     task = Task(model=nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3), nn.Dropout(0.3)))
     return trained(wrap, task, lambda i: task.model.train(i % 2 == 0))
+
+
+@compiles(programs=2)
+def test_a_number_of_a_module(wrap):
+    task = Task(model=nn.Sequential(nn.Linear(5, 3), nn.Dropout(0.3)))
+    return trained(wrap, task, lambda i: setattr(task.model[1], "p", 0.3 if i < 3 else 0.6))
+
+
+@compiles(programs=2)
+def test_a_module_is_replaced(wrap):
+    task = Task(model=nn.Sequential(nn.Linear(5, 3), nn.ReLU()))
+    return trained(wrap, task, lambda i: i == 3 and task.model.__setitem__(1, nn.Tanh()))
 
 
 @compiles(programs=7, calls=10)
@@ -234,6 +301,23 @@ def test_a_model_takes_another_type_than_the_state_of_its_optimizer(wrap):
         return step(*batch(i))
 
     return call, lambda: task
+
+
+@compiles(programs=2)
+def test_the_model_takes_another_type(wrap):
+    model = nn.Linear(5, 3)
+
+    @wrap
+    def run(x):
+        with torch.no_grad():
+            return model(x)
+
+    def call(i):
+        if i == 3:
+            model.double()
+        return run(batch(i)[0].to(model.weight.dtype))
+
+    return call, lambda: model
 
 
 @compiles(programs=2)
