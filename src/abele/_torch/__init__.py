@@ -320,8 +320,6 @@ def is_composite(operator: OpOverload) -> bool:
     """
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    if key in operator.py_kernels:
-        return True
     own = has_kernel(operator.name(), torch._C.DispatchKey.CPU)
     return has_kernel(operator.name(), key) and not own
 

@@ -5,10 +5,10 @@ The function may write to its tensors in place and return them; the program writ
 
     y = relu_(x); n.add_(1)   ->   y = relu(x); m = add(n, 1); ...; copy_(n, m)
 
-Nearly every write is of a whole tensor without views, or of all of one through a view of another
-shape. It becomes the operation that computes the new value, and later readers of the tensor read
-that. Where other views see a write, or there are loops, torch's functionalization runs the graph
-again. The result is the same graph except for views, but takes longer than tracing.
+Nearly every write is of a whole tensor, or of one through a view of its elements in another shape
+or order, or of a slice. It becomes the operation that computes the new value, and later readers of
+the tensor read that. Where other views see a write, or there are loops, torch's functionalization
+runs the graph again. The result is the same graph except for views, but takes longer than tracing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import operator
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -215,6 +215,36 @@ _RESHAPES = {
     *(aten.view.default, aten._reshape_alias.default, aten.alias.default, aten.detach.default),
     *(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default),
 }
+_CALL = "call_function"
+_View = Callable[[torch.fx.Node, torch.fx.Node], tuple[Any, ...]]
+
+
+def _reshaped(view: torch.fx.Node, value: torch.fx.Node) -> tuple[Any, ...]:
+    return aten.view.default, value, list(node_argument(view, 0).meta["val"].shape)
+
+
+def _turned(view: torch.fx.Node, value: torch.fx.Node) -> tuple[Any, ...]:
+    return view.target, value, *view.args[1:]
+
+
+def _permuted(view: torch.fx.Node, value: torch.fx.Node) -> tuple[Any, ...]:
+    order: Any = view.args[1]
+    places = [each % len(order) for each in order]
+    return view.target, value, sorted(range(len(places)), key=places.__getitem__)
+
+
+def _scattered(target: OpOverload) -> _View:
+    return lambda view, value: (target, view.args[0], value, *view.args[1:])
+
+
+# What puts the value of a view into its base tensor: an operator and its arguments.
+_VIEWED: dict[Any, _View] = {
+    **dict.fromkeys(_RESHAPES, _reshaped),
+    **dict.fromkeys((aten.t.default, aten.transpose.int), _turned),
+    aten.permute.default: _permuted,
+    aten.slice.Tensor: _scattered(aten.slice_scatter.default),
+    aten.select.int: _scattered(aten.select_scatter.default),
+}
 
 
 def pure(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
@@ -246,52 +276,102 @@ def _turn_by_views(graph: torch.fx.Graph) -> None:
     """Replace in-place shape changes of computed tensors, such as ``transpose_``, by views.
 
     Recurrent layers of torch end with ``stack(states).transpose_(0, 1)``. Later nodes read the
-    result, and memory stays as it is.
+    result, and memory stays as it is. ``bernoulli_`` gets the default that ``bernoulli`` lacks.
     """
     for node in graph.nodes:
+        if node.target is aten.bernoulli_.float and len(node.args) == 1:
+            node.args = (*node.args, 0.5)
         view = _VIEWS.get(node.target)
         if view is not None and node_argument(node, 0).op == "call_function":
             node.target = view
 
 
 def _write_whole(graph: torch.fx.Graph) -> None:
-    """Rewrite an in-place write through a reshaping view as a write to the base tensor.
+    """Rewrite an in-place write through views as a write to the base tensor.
+
+        y = t(t(x)); mul_(y, z)
+    ->  mul_(x, z)
 
         y = view(x, shape); add_(y, z)
     ->  copy_(x, view(add(view(x, shape), z), shape of x)); y = view(x, shape)
 
-    Residual networks add in place to the view that a linear layer returns.
+        y = select(x, 0, 1); add_(y, z)
+    ->  copy_(x, select_scatter(x, add(select(x, 0, 1), z), 0, 1)); y = select(x, 0, 1)
+
+    Clipping writes to gradients that are views, residual networks add in place to the view that a
+    linear layer returns, and queues and caches are written in slices.
     """
     results = Results()
     for node in list(graph.nodes):
-        if not _returns_first_argument(node):
+        if not _returns_first_argument(node) or (view := node_argument(node, 0)).op != _CALL:
             continue
-        view = root = node_argument(node, 0)
-        while root.target in _RESHAPES:
-            root = node_argument(root, 0)
-        new = None if root is view else _new_value(node, view, root, results)
-        if new is None:
+        root = _base(view)
+        if root is not view and _place(root) == _place(view):
+            node.args = (root, *node.args[1:])
             continue
-        with graph.inserting_before(node):
-            value = _call(node, _value_of(node.target), node.args, node.kwargs, new)
-            shape = list(root.meta["val"].shape)
-            whole = _call(node, aten.view.default, (value, shape), {}, new.view(shape))
-            write = _call(node, aten.copy_.default, (root, whole), {}, root.meta["val"])
-            seen = view.meta["val"]
-            result = _call(node, aten.view.default, (write, list(seen.shape)), {}, seen)
-        node.replace_all_uses_with(result)
-        graph.erase_node(node)
+        views = list(_views_of_all(view))
+        new = _new_value(node, view, results) if views else None
+        if new is not None:
+            _write_base(node, views, new, results)
+
+
+def _views_of_all(view: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, _View]]:
+    """Yield the views through which a tensor is seen, the last one first, and what undoes each."""
+    while (undo := _VIEWED.get(view.target)) is not None:
+        yield view, undo
+        view = node_argument(view, 0)
+
+
+def _write_base(
+    node: torch.fx.Node,
+    views: Sequence[tuple[torch.fx.Node, _View]],
+    new: torch.Tensor,
+    results: Results,
+) -> None:
+    """Replace a write of a new value through views by one of the base tensor, where possible."""
+    added: list[torch.fx.Node] = []
+
+    def add(target: Any, *args: Any) -> torch.fx.Node:
+        fakes = torch.fx.map_arg(args, lambda each: each.meta["val"])
+        added.append(_call(node, target, args, {}, results.of(target, fakes)))
+        return added[-1]
+
+    root = node_argument(views[-1][0], 0)
+    with node.graph.inserting_before(node):
+        value = _call(node, _value_of(node.target), node.args, node.kwargs, new)
+        added.append(value)
+        try:
+            for view, undo in views:
+                value = add(*undo(view, value))
+        except RuntimeError:  # it is laid out so that no view of it has the other shape
+            for each in reversed(added):
+                node.graph.erase_node(each)
+            return
+        result = _call(node, aten.copy_.default, (root, value), {}, root.meta["val"])
+        for view, _ in reversed(views):
+            if view.target in _RESHAPES:
+                result = add(aten.view.default, result, list(view.meta["val"].shape))
+            else:
+                result = add(view.target, result, *view.args[1:])
+    node.replace_all_uses_with(result)
+    node.graph.erase_node(node)
+
+
+def _place(node: torch.fx.Node) -> Any:
+    """Return which elements of its memory a tensor has, in which order and with which signs."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return node
+    return _layout(value), value.storage_offset(), value.is_conj(), value.is_neg()
 
 
 def _new_value(
-    node: torch.fx.Node, view: torch.fx.Node, root: torch.fx.Node, results: Results
+    node: torch.fx.Node, view: torch.fx.Node, results: Results
 ) -> torch.Tensor | None:
     """Return the fake result of a write through a view; None if it does not fill the view."""
-    seen, whole = view.meta["val"], root.meta["val"]
-    new = _computed(node, lambda each: each.meta.get("val"), results)
-    if new is None or (new.dtype, new.shape) != (seen.dtype, seen.shape):
-        return None
-    return new if new.is_contiguous() and whole.is_contiguous() else None
+    new, seen = _computed(node, lambda each: each.meta.get("val"), results), view.meta["val"]
+    fills = new is not None and (new.dtype, new.shape) == (seen.dtype, seen.shape)
+    return new if fills else None
 
 
 def _call(
