@@ -47,6 +47,14 @@ _LOOK_EVERY_S = 0.05
 # The shortest and the longest pause for the compiler process, in seconds.
 _PIECE_S, _LONGEST_S = 0.01, 5.0
 _LOG, _LOG_BYTES = "worker.log", 2000
+# The compiler processes of this process that may still run.
+_compiling = list[subprocess.Popen[bytes]]()
+
+
+def _leaves_no_processor() -> bool:
+    """Return whether another compiler process would take the last processor of the steps."""
+    _compiling[:] = [each for each in _compiling if each.poll() is None]
+    return bool(_compiling) and len(_compiling) + 1 >= native.processors()
 
 
 class FromCompiler(Later):
@@ -125,11 +133,15 @@ class FromCompiler(Later):
     def _write(self, *, block: bool = False) -> None:
         """Write the programs' source and start the compiler, once per cache.
 
+        A function of two shapes has two programs to compile, which take turns.
+
         Args:
-            block: wait for that process.
+            block: do so at once, and wait for a process that compiles for the same cache.
         """
         self._first = False
         if self._process is not None or self._outcome is not None or os.getpid() != self._owner:
+            return
+        if not block and _leaves_no_processor():
             return
         try:
             if self._has_turn(block=block) and self._outcome is None:
@@ -176,6 +188,7 @@ class FromCompiler(Later):
             shutil.rmtree(folder, ignore_errors=True)
             raise
         self._left_s = time.thread_time() - began
+        _compiling.append(process)
         self._folder, self._process, self._computed_s = folder, process, time.thread_time()
         self._started = time.monotonic()
         self._end = weakref.finalize(self, _end, process, folder, self._owner)

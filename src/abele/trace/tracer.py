@@ -365,9 +365,7 @@ def _place(node: torch.fx.Node) -> Any:
     return _layout(value), value.storage_offset(), value.is_conj(), value.is_neg()
 
 
-def _new_value(
-    node: torch.fx.Node, view: torch.fx.Node, results: Results
-) -> torch.Tensor | None:
+def _new_value(node: torch.fx.Node, view: torch.fx.Node, results: Results) -> torch.Tensor | None:
     """Return the fake result of a write through a view; None if it does not fill the view."""
     new, seen = _computed(node, lambda each: each.meta.get("val"), results), view.meta["val"]
     fills = new is not None and (new.dtype, new.shape) == (seen.dtype, seen.shape)
