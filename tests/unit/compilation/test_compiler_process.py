@@ -104,6 +104,22 @@ def test_the_first_step_does_not_wait_until_programs_are_written(begin, tmp_path
     assert alive(later.process)
 
 
+@pytest.mark.parametrize(("processors", "at_once"), [(2, 1), (3, 2)])
+def test_programs_are_compiled_in_turn_where_processors_are_few(
+    begin, monkeypatch, processors, at_once
+):
+    monkeypatch.setattr(compiler_process, "_compiling", [])
+    monkeypatch.setattr(compiler_process.native, "processors", lambda: processors)
+    every = [begin(job_of(SLEEPS)) for _ in range(3)]
+    for later in every * 2:
+        later.look()
+    assert [each._process is not None for each in every] == [n < at_once for n in range(3)]
+    os.killpg(every[0].process, signal.SIGKILL)
+    every[0]._process.wait()
+    every[-1].look()
+    assert alive(every[-1].process)
+
+
 def test_where_it_is_said_when_they_take_over_they_are_written_at_once(begin):
     assert alive(begin(job_of(SLEEPS), at=7).process)
 
