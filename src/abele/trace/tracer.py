@@ -215,7 +215,6 @@ _RESHAPES = {
     *(aten.view.default, aten._reshape_alias.default, aten.alias.default, aten.detach.default),
     *(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default),
 }
-_CALL = "call_function"
 _View = Callable[[torch.fx.Node, torch.fx.Node], tuple[Any, ...]]
 
 
@@ -303,12 +302,13 @@ def _write_whole(graph: torch.fx.Graph) -> None:
     """
     results = Results()
     for node in list(graph.nodes):
-        if not _returns_first_argument(node) or (view := node_argument(node, 0)).op != _CALL:
+        for each in _written(node):
+            root = _base(each)
+            if root is not each and _place(root) == _place(each):
+                node.replace_input_with(each, root)
+        if not _returns_first_argument(node):
             continue
-        root = _base(view)
-        if root is not view and _place(root) == _place(view):
-            node.args = (root, *node.args[1:])
-            continue
+        view = node_argument(node, 0)
         views = list(_views_of_all(view))
         new = _new_value(node, view, results) if views else None
         if new is not None:
