@@ -199,6 +199,7 @@ def _as_program(
 # underscore. New values are the last results.
 _VALUES = {
     aten.bernoulli_.float: aten.bernoulli.p,
+    aten.normal_.default: aten.normal_functional.default,
     aten._native_batch_norm_legit.default: aten._native_batch_norm_legit_functional.default,
 }
 # Out-of-place views by in-place shape change.

@@ -137,8 +137,8 @@ def written_in_slices(x, n):
     return [y, y.sum(0)]
 
 
-def dropped_by_half(x, n):
-    return [torch.empty_like(x).bernoulli_().mul_(2)]
+def drawn_in_place(x, n):
+    return [torch.empty_like(x).bernoulli_().mul_(2), torch.empty_like(n).normal_(1)]
 
 
 def through_a_conjugate(x, n):
@@ -164,7 +164,7 @@ BY_NODES = [relu_in_place, written_again, read_under_its_old_name, batch_norm_tw
 BY_NODES += [dropout_of_a_transposed, view_of_the_new_value, turned_in_place]
 RESHAPED = [residual_in_place, gradient_of_such_a_write, input_of_another_shape, gradient_clipped]
 RESHAPED += [written_in_another_order, written_in_slices, write_through_a_view, turned_and_written]
-RESHAPED += [dropped_by_half, averages_of_several]
+RESHAPED += [drawn_in_place, averages_of_several]
 CAST = [batch_norm_of_halves]
 RETRACED = [through_a_conjugate, stale_view, other_type, reshaped_and_stale]
 
