@@ -144,6 +144,7 @@ class CapturedCall:
         structure: of the function's result, and of what statements of the host read.
         leaves: of the result: ``Output``, ``Given``, ``View``, or an object that all calls return.
         tensors: the user's tensors behind the slots of state, by slot.
+        aliases: further tensors of the user's in the memory of these.
         state: the same memory as the slots have it.
         numbers: of the optimizers that step.
         schedulers: those whose steps end the call, in order.
@@ -164,6 +165,7 @@ class CapturedCall:
     structure: Any
     leaves: Sequence[Any]
     tensors: Mapping[tuple[Role, str], torch.Tensor]
+    aliases: Sequence[torch.Tensor]
     state: Mapping[tuple[Role, str], torch.Tensor]
     numbers: Sequence[Numbers]
     schedulers: Sequence[Any]
@@ -268,8 +270,9 @@ class _Capture:
         self.numbers.items.clear()
         self._names, self._replicas = _Names(self.reached), Replicas(self.reached)
         self._stored = list[Stored]()
-        self.adopted = Adopted(self._describe, self.whole, code_of(self.function))
         self._grads = GradJournal()
+        code = code_of(self.function)
+        self.adopted = Adopted(self._describe, self.whole, code, self._grads.note)
         self._backward = False
         self._repeated: Sequence[str] = ()
         self._caches_casts = torch.is_autocast_cache_enabled()  # a trace of torch's turns it off
@@ -300,7 +303,6 @@ class _Capture:
                 f"The function computes with a {type(tensor).__name__}; a program keeps plain "
                 "tensors."
             )
-        self._grads.note(tensor)
         if self._grads.has_given(tensor) or _torch.memory_of(tensor) in self.entries:
             return f"given{len(self.adopted.named)}", Role.INPUT
         return self._names.of(tensor)
@@ -328,6 +330,7 @@ class _Capture:
             structure=structure,
             leaves=leaves[: len(leaves) - len(effects.kept)],
             tensors={key: tensor for key, (tensor, _) in slots.items()},
+            aliases=self._aliases([tensor for tensor, _ in slots.values()]),
             state={key: laid for key, (_, laid) in slots.items()},
             numbers=self.steps.numbers(self.reached.optimizers, self._stored),
             schedulers=[each[0] for each in self.steps.schedules],
@@ -349,6 +352,14 @@ class _Capture:
             for item, tensor in zip(self.adopted.named, self.adopted.tensors, strict=True)
             if item.role not in (Role.HYPER, Role.INPUT)
         }
+
+    def _aliases(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return further tensors in the memory of some that the call uses and did not make."""
+        memory = set(map(_torch.memory_of, tensors))
+        made = (alias for tensor in tensors for alias in self._observed_tensors.aliases_of(tensor))
+        known = {*map(id, tensors), *map(id, made)}
+        met = self.adopted.met.items()
+        return [each for key, each in met if key not in known and _torch.memory_of(each) in memory]
 
     def _check(self, journal: Sequence[Grad], program: Program) -> None:
         """Refuse what a program cannot repeat."""

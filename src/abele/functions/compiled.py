@@ -71,10 +71,11 @@ class CompiledCall:
         self._host = host
         self._modes, self._draws = modes(), captured.program.uses_random
         self.parts = len(arguments.present)
-        self._tensors = list(captured.tensors.values())
+        self._tensors = [*captured.tensors.values(), *captured.aliases]
         self._memory = self._memory_now()
         states = Role.OPTIMIZER_STATE
-        self._others = [t for (role, _), t in captured.tensors.items() if role is not states]
+        others = [t for (role, _), t in captured.tensors.items() if role is not states]
+        self._others = [*others, *captured.aliases]
         self._trained = list(map(_requires_grad, self._others))
         gradients = captured.gradients
         self._absent, self._given = gradients.absent, captured.given

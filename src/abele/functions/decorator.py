@@ -540,7 +540,7 @@ class Function:
             self._body,
             frames,
             [module for _, module in reached.modules.values()],
-            [*captured.tensors.values(), *captured.gradients.kept],
+            [*captured.tensors.values(), *captured.aliases, *captured.gradients.kept],
             [optimizer for _, optimizer in reached.optimizers.values()],
             CHANGING if host is None else CHANGING | host.effects,
             frozenset((id(each.holder), each.key) for each in kept),

@@ -24,7 +24,7 @@ _Tensor: Any = torch.Tensor  # its attributes have no types
 _READS = {_Tensor.item, _Tensor.__float__, _Tensor.__int__, _Tensor.__bool__, _Tensor.__index__}
 _WHOLE = {_Tensor.item, _Tensor.tolist, _Tensor.numpy}
 _OF_GRADIENT = (
-    *(_Tensor.grad.__get__, _Tensor.grad.__set__, _Tensor.grad.__delete__),
+    *(_Tensor.grad.__set__, _Tensor.grad.__delete__),
     *(_Tensor.requires_grad.__set__, _Tensor.requires_grad_),
 )
 # Conversions that autocast does not make, by which code may cast a weight.
@@ -43,11 +43,12 @@ class Grad:
     after: torch.Tensor | None = None
     freezes: bool = False
     emptied: bool = False  # before a gradient was made
+    missed: bool = False  # the call has looked for a gradient before that, and found none
 
     @property
     def is_absent(self) -> bool:
-        """True if the call finds no gradient, and would add to one."""
-        return self.before is None and self.requires and not self.emptied
+        """True if the call finds no gradient, and would add to one or use it."""
+        return self.before is None and (self.missed or (self.requires and not self.emptied))
 
 
 class GradJournal:
@@ -79,10 +80,18 @@ class GradJournal:
 
     def note_emptied(self, tensors: Iterable[torch.Tensor]) -> None:
         """Note that the function sets gradients to None, or to zero."""
-        for tensor in tensors:
-            self.note(tensor)
-            if not isinstance(tensor.grad, _torch.FakeTensor) and tensor.is_leaf:
-                self._first[id(tensor)].emptied = True
+        with _torch.without_torch_function_modes():  # which would note that it is read
+            for tensor in tensors:
+                self.note(tensor)
+                if not isinstance(tensor.grad, _torch.FakeTensor) and tensor.is_leaf:
+                    self._first[id(tensor)].emptied = True
+
+    def note_read(self, tensor: torch.Tensor) -> None:
+        """Note that the function looks at a gradient."""
+        self.read = True
+        self.note(tensor)
+        if tensor.is_leaf and tensor.grad is None:
+            self._first[id(tensor)].missed |= not self._first[id(tensor)].emptied
 
     def starts_empty(self, tensor: torch.Tensor) -> bool:
         """Return whether each call makes the gradient of a tensor anew."""
@@ -138,7 +147,9 @@ class RealTensors(TorchFunctionMode):
         if isinstance(first, torch.Tensor) and not isinstance(first, _torch.FakeTensor):
             if func == _Tensor.data.__set__:
                 return self._assign(*args)
-            if func in _OF_GRADIENT:
+            if func == _Tensor.grad.__get__:
+                self._grads.note_read(first)
+            elif func in _OF_GRADIENT:
                 self._grads.read = True
                 self._grads.note(first)
                 if func == _Tensor.grad.__delete__ or args[-1] is None:

@@ -96,6 +96,7 @@ class Adopted:
         whole: memory whose slot is one-dimensional and has all elements; see
             ``SharedMemoryError``.
         code: of the traced function, whose lines nodes are to have.
+        note: called with each tensor that is met, before the function can change it.
 
     Attributes:
         named: the slots, in order.
@@ -110,8 +111,9 @@ class Adopted:
         describe: Callable[[torch.Tensor], tuple[str, Role]],
         whole: frozenset[int] = frozenset(),
         code: CodeType | None = None,
+        note: Callable[[torch.Tensor], None] = id,
     ):
-        self._describe, self._whole, self.code = describe, whole, code
+        self._describe, self._whole, self.code, self._note = describe, whole, code, note
         self.named: list[Named] = []
         self.fakes: list[torch.Tensor] = []
         self.tensors: list[torch.Tensor] = []
@@ -120,6 +122,11 @@ class Adopted:
         self._slots: dict[int, _Memory] = {}
         self._looked_at: dict[torch.fx.Node, tuple[torch.Tensor, torch.Tensor]] = {}
         self._readings: list[Reading] = []
+
+    def meet(self, value: torch.Tensor) -> None:
+        """Note a real tensor that an operator receives."""
+        self.met[id(value)] = value
+        self._note(value)
 
     def stand_in(
         self, trace: _torch.Interception, mode: _torch.FakeTensorMode, value: torch.Tensor

@@ -142,7 +142,7 @@ class PlainTensors:
                     f"{kind}; a program keeps dense tensors. {INSTEAD}"
                 )
             if self._adopted is not None:
-                self._adopted.met[id(value)] = value
+                self._adopted.meet(value)
             storage = _torch.memory_of(value)
             layout = tuple(value.shape), value.stride(), value.storage_offset()
             key = storage, value.dtype, layout, value.is_conj(), value.is_neg()

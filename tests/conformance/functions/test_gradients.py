@@ -10,7 +10,7 @@ from torch import nn
 
 import abele
 from abele import _torch
-from helpers.compiled_functions import Task, batch, compiles, stays_eager
+from helpers.compiled_functions import Task, batch, compiles, in_two, stays_eager
 
 
 @stays_eager(match="reads the value of a tensor")
@@ -195,3 +195,33 @@ def test_how_far_an_update_by_hand_moves_the_weights(wrap):
         return (task.model.weight.data - before).norm()
 
     return lambda i: step(*batch(i)), lambda: task
+
+
+@compiles(programs=2, calls=8)
+def test_two_heads_get_gradients_in_turn(wrap):
+    task = Task(model=nn.ModuleList([nn.Linear(5, 3), nn.Linear(5, 3)]))
+    _, update = in_two(task, wrap)
+
+    def call(i):
+        x, y = batch(i)
+        nn.functional.cross_entropy(task.model[i // 3 % 2](x), y).backward()
+        update()
+
+    return call, lambda: task
+
+
+@compiles(programs=4)
+def test_a_weight_leaves_the_memory_that_it_shares(wrap):
+    model = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 3))
+    model[1].weight.data = model[0].weight.data
+    task = Task(model=model)
+    add, update = in_two(task, wrap)
+
+    def call(i):
+        if i == 3:
+            model[1].weight.data = model[0].weight.data.clone()
+        loss = add(*batch(i))
+        update()
+        return loss
+
+    return call, lambda: task
