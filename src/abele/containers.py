@@ -62,12 +62,14 @@ def is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
     return isinstance(value, Mapping)
 
 
+_EMPTY: dict[Any, Any] = {}
 _SIMPLE: Any = ctypes.c_int.__base__  # of c_int, c_double and so on
 #: How to read what objects of other kinds contain, as pairs of a key and a value.
 _READ: Mapping[Any, Callable[[Any], Iterable[tuple[Any, Any]]]] = {
     (types.MappingProxyType, collections.UserDict, collections.ChainMap): lambda v: v.items(),
     functools.partial: lambda v: (("func", v.func), ("args", v.args), *v.keywords.items()),
-    (array.array, bytearray, ctypes.Array, _SIMPLE): lambda v: [("", bytes(v))],
+    tuple(map(type, (_EMPTY.keys(), _EMPTY.values(), _EMPTY.items()))): lambda v: v.mapping.items(),
+    (array.array, bytearray, memoryview, ctypes.Array, _SIMPLE): lambda v: [("", bytes(v))],
     contextvars.ContextVar: lambda v: [("", v.get(None))],
     threading.local: lambda v: v.__dict__.items(),
     threading.Event: lambda v: [("", v.is_set())],
@@ -81,7 +83,7 @@ def parts_of(value: Any) -> list[tuple[Any, Any]] | None:
     if isinstance(value, list | tuple | set | collections.deque):
         return [*enumerate(cast("Iterable[Any]", value))]
     if is_array(value):
-        return [("data", value.tobytes())]
+        return [*enumerate(value.flat)] if value.dtype.hasobject else [("data", value.tobytes())]
     if type(value).__module__ == "multiprocessing.sharedctypes":  # Value and Array
         return [("", bytes(value.get_obj()))]
     for kinds, read in _READ.items():

@@ -50,7 +50,7 @@ def _innermost() -> tuple[int, FrameType]:
     frame = frame.f_back or frame
     level = 0
     while frame.f_back is not None and (
-        is_library(frame.f_code.co_filename) or frame.f_code.co_filename in _BETWEEN
+        is_library(file := frame.f_code.co_filename) or file in _BETWEEN or file[:7] == "<frozen"
     ):
         level, frame = level + 1, frame.f_back
     return level + 1, frame

@@ -104,10 +104,9 @@ def attributes_of(value: Any) -> dict[str, Any]:
 def _slots(kind: type) -> tuple[str, ...]:
     slots: list[str] = []
     for each in kind.__mro__:
-        names = each.__dict__.get("__slots__", ())
-        for name in (names,) if isinstance(names, str) else names:
-            if isinstance(each.__dict__.get(name), types.MemberDescriptorType):
-                slots.append(name)
+        if "__slots__" in vars(each):  # without the class in names of private attributes
+            found = vars(each).items()
+            slots += [name for name, p in found if isinstance(p, types.MemberDescriptorType)]
     return tuple(slots)
 
 

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch.backends import cuda as attention
 
 from abele import _torch, questions
 from abele._torch import casts, scaling
@@ -43,6 +44,10 @@ def modes() -> tuple[Any, ...]:
         torch.is_autocast_cache_enabled(),
         torch.are_deterministic_algorithms_enabled(),
         MatmulPrecision.of_torch(),
+        attention.flash_sdp_enabled(),
+        attention.mem_efficient_sdp_enabled(),
+        attention.math_sdp_enabled(),
+        attention.cudnn_sdp_enabled(),
     )
 
 

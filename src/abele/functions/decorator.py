@@ -532,8 +532,8 @@ class Function:
                 numbers_of_optimizer.steps = True
         if any(frame.reads_clock() for frame in frames):
             raise CaptureError(
-                "The function reads a clock or the environment, which a program would repeat. Read "
-                "it outside."
+                "The function reads a clock or the environment, or variables by eval, exec or "
+                "globals(), which a program would repeat. Read them outside."
             )
         kept = [each for each in captured.stored if each.is_new]
         return Guards(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import dataclasses
 import datetime
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 
 from abele import libraries
+from abele._torch.replaced import Function, replaced
 from abele.capture import reachable
 
 #: Types whose values are compared, and not their identity.
@@ -31,6 +33,7 @@ PLAIN: tuple[Any, ...] = (
 )
 _MOST = 4000
 _ENVIRONMENT = frozenset({"environ", "getenv"})
+_BY_TEXT = frozenset({"eval", "exec", "globals"})
 _CLOCKS = frozenset(
     {"now", *(name for name in dir(time) if name.startswith(("time", "perf", "mono", "process")))}
 )
@@ -76,10 +79,12 @@ class Frame:
         return _loads(self.code)[1]
 
     def reads_clock(self) -> bool:
-        """Return whether the code names a clock of Python's, or the environment."""
+        """Return whether the code names a clock, the environment, or variables as text."""
         if _PACKAGES.search(self.code.co_filename):
             return False
-        return any(self._is_clock(value) for _, value in self.roots())
+        return not _BY_TEXT.isdisjoint(self.builtins()) or any(
+            self._is_clock(value) for _, value in self.roots()
+        )
 
     def _is_clock(self, value: Any) -> bool:
         if value is os.environ or value is os.getenv:
@@ -148,10 +153,13 @@ class Frames:
 
     Args:
         own: code that is the user's wherever it comes from.
+
+    Attributes:
+        asked: names by which their code, or ``dataclasses``, has called ``getattr``.
     """
 
     def __init__(self, own: types.CodeType | None):
-        self._own = own
+        self._own, self.asked = own, frozenset[str]()
         self._seen: dict[tuple[Any, ...], Frame] = {}
         self._library: dict[types.CodeType, bool] = {}
 
@@ -162,11 +170,20 @@ class Frames:
     def watching(self) -> Generator[None]:
         """Note the functions that this thread calls in a ``with`` block."""
         before = sys.gettrace()
-        sys.settrace(self._called)
-        try:
-            yield
-        finally:
-            sys.settrace(before)
+        with replaced((builtins, "getattr", self._ask)):
+            sys.settrace(self._called)
+            try:
+                yield
+            finally:
+                sys.settrace(before)
+
+    def _ask(self, original: Function, value: Any, name: str, *default: Any) -> Any:
+        frame: Any = sys._getframe(2)  # type: ignore[reportPrivateUsage]
+        while frame.f_code.co_filename == dataclasses.__file__:
+            frame = frame.f_back
+        if not self._library.get(frame.f_code, True):
+            self.asked |= {name}
+        return original(value, name, *default)
 
     def _called(self, frame: types.FrameType, event: str, arg: Any) -> None:
         code = frame.f_code
@@ -216,13 +233,13 @@ def is_installed(function: Any) -> bool:
 
 def is_of_python(file: str) -> bool:
     """Return whether a source file is Python's own."""
-    return file.startswith(_STDLIB) and not _PACKAGES.search(file)
+    return file.startswith((_STDLIB, "<frozen")) and not _PACKAGES.search(file)
 
 
 def _is_of_library(file: str) -> bool:
     """Return whether a source file is torch's, this project's or Python's own."""
     own = is_of_python(file) or _OPAQUE.search(file) is not None
-    return own or file.startswith("<frozen") or libraries.has_file(file)
+    return own or libraries.has_file(file)
 
 
 def _is_users(frame: types.FrameType) -> bool:

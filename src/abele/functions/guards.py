@@ -8,13 +8,16 @@ compares.
 
 from __future__ import annotations
 
+import builtins
 import collections
 import contextlib
 import functools
 import gc
 import itertools
+import logging
 import math
 import operator
+import sys
 import types
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -40,6 +43,10 @@ _PARTS = ("_parameters", "_buffers", "_modules")
 _values_of: Callable[[Any], Iterable[Any]] = dict[str, Any].values
 _items_of: Callable[[Any], Any] = dict[Any, Any].items
 _forward_of = operator.attrgetter("forward")
+_METHODS: Any = (types.FunctionType, staticmethod, classmethod, property)
+_CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque, types.ModuleType, type)
+# Libraries whose objects are state: UserList, WeakKeyDictionary, ConfigParser, poly1d.
+_READING = {"collections", "configparser", "functools", "numpy", "queue", "string", "weakref"}
 _code_of = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
 
 
@@ -128,6 +135,7 @@ class Guards:
         self._places: list[tuple[str, Place]] = []
         self._functions: set[types.FunctionType] = set()  # whose code may be exchanged
         self._absent: dict[tuple[int, str], list[Any]] = {}  # what would hide compared entries
+        self._unnamed: dict[tuple[int, str], Any] = {}  # entries that no code names, by owner
         self._containers: list[tuple[str, Any, Any]] = []
         self._modules: dict[int, torch.nn.Module] = {}
         self._paired: set[tuple[int, str]] = set()  # entries of objects that are compared
@@ -161,7 +169,11 @@ class Guards:
         self._kinds = [*dict.fromkeys(map(type, self._modules.values()))]
         for each in (getattr(function, "__func__", function), *map(_forward_of, self._kinds)):
             self._add_function(each)
-        self._parts = self._parts_now()
+        self._dictionaries += [
+            each.__kwdefaults__ for each in self._functions if each.__kwdefaults__
+        ]
+        self._beside += [(space, name) for (_, name), space in self._unnamed.items()]
+        self._parts = [*map(original_of, self._parts_now())]
 
     def hold(self) -> bool:
         """Return whether every value is as it was when the call was captured."""
@@ -169,7 +181,7 @@ class Guards:
             if self._changed_module() is not None or self._hooks_now() != self._hooks:
                 return False
             self._changes = WATCH.changes
-        if not are_same(self._parts_now(), self._parts):
+        if not self._has_same_parts():
             return False
         try:
             now = self._now()
@@ -250,10 +262,15 @@ class Guards:
         of_tensors = [_torch.hooks_of(tensor) for tensor in self._tensors]
         return [of_optimizers, *of_tensors, *_torch.global_hooks()]
 
+    def _has_same_parts(self) -> bool:
+        now = self._parts_now()  # while another thread may trace
+        return are_same(now, self._parts) or are_same([*map(original_of, now)], self._parts)
+
     def _parts_now(self) -> list[Any]:
         """Return the parts of modules, which torch also puts there without setting attributes.
 
-        And the ``forward`` of their classes, and the code of functions, which a reload exchanges.
+        And the ``forward`` of their classes, the code of functions, which a reload exchanges, and
+        what code uses without a name of its own, such as ``__call__`` and builtins.
         """
         flat = itertools.chain.from_iterable
         parts = [*flat(map(_values_of, self._dictionaries)), *map(_forward_of, self._kinds)]
@@ -266,7 +283,7 @@ class Guards:
         for (path, name), before in self._of_modules.items():
             if not same(before, now.get((path, name))):
                 return f"{name} of a {type(self._modules[path]).__name__} has changed"
-        if not are_same(self._parts_now(), self._parts):
+        if not self._has_same_parts():
             return "a module has other parameters, buffers or children, or a function other code"
         return None if len(now) == len(self._of_modules) else "a module has other attributes"
 
@@ -310,18 +327,25 @@ class Guards:
 
     def _follow(self, path: str, value: Any, names: frozenset[str], depth: int) -> None:
         """Add the attributes of an object that the code may read."""
-        if depth == 0 or isinstance(value, PLAIN) or _stands_in(value):
+        has_attributes = may_have_attributes(value)
+        if depth == 0 or (isinstance(value, PLAIN) and not has_attributes) or _stands_in(value):
             return
         if parts_of(value) is not None:
             self._add_container(path, value, names, depth)
-            return
+        self._add_methods(value if isinstance(value, type) else type(value))
         is_module = isinstance(value, torch.nn.Module)
         if is_module:
             self._add_module(value)
         elif isinstance(value, torch.Tensor):
             names = names.intersection(value.__dict__)
-        elif not may_have_attributes(value):
+        elif isinstance(value, logging.Logger):
+            return self._add_levels(value)
+        elif _is_read_by_libraries(value):
+            names = frozenset(reachable.attributes_of(value))
+        elif not has_attributes:
             return
+        elif isinstance(value, types.FunctionType):
+            names |= {"registry"}  # of functools.singledispatch
         for name in names:
             found = attribute(value, name)
             if found is None or name in self._left_out or (id(value), name) in self._stored:
@@ -329,13 +353,34 @@ class Guards:
             space, part = found
             if isinstance(space, type) and (id(value), name) not in self._absent:
                 kinds: Any = (value if isinstance(value, type) else type(value)).__mro__
-                hiding = [*map(vars, kinds[: kinds.index(space)]), reachable.attributes_of(value)]
+                index = kinds.index(space)
+                hiding = [*map(vars, kinds[:index]), reachable.attributes_of(value)]
                 self._absent[id(value), name] = hiding
+                for base in kinds[index + 1 :]:  # which super() finds
+                    if name in vars(base):
+                        self._add_pair(base, name, vars(base)[name], f"{base.__name__}.{name}")
             if not is_module or space is not reachable.attributes_of(value):
                 self._add_pair(space, name, part, f"{path}.{name}")
             if (id(space), name, names) not in self._followed:
                 self._followed.add((id(space), name, names))
                 self._follow(f"{path}.{name}", part, names, depth - 1)
+
+    def _add_methods(self, kind: type) -> None:
+        """Add the methods of a user's class that operators, or torch's backward, call."""
+        for each in kind.__mro__ if may_have_attributes(kind) else ():
+            called = issubclass(cast("Any", each), torch.autograd.Function)
+            for name, value in vars(each).items() if may_have_attributes(each) else ():
+                if isinstance(value, _METHODS) and (called or name[:2] == "__"):
+                    self._unnamed[id(each), name] = vars(each)
+                    self._add_function(value)
+
+    def _add_levels(self, logger: logging.Logger | None) -> None:
+        """Add what decides whether a logger shows messages."""
+        while logger is not None:
+            for each, name in (logger, "level"), (logger, "disabled"), (logger.manager, "disable"):
+                owner = f"{name} of logger {logger.name}"
+                self._add_pair(each, name, getattr(each, name), owner)
+            logger = logger.parent
 
     def _find(self, function: Any) -> None:
         """Add the variables and attributes that the user's code may read."""
@@ -345,11 +390,14 @@ class Guards:
         for frame in self._frames:
             for name in frame.builtins():
                 self._absent[id(frame.namespace), name] = [frame.namespace]
+                self._unnamed[id(builtins), name] = vars(builtins)
             for name, value in frame.roots():
                 if frame.namespace.get(name, frame) is value:
                     self._add_pair(frame.namespace, name, value, name)
-                self._follow(name, value, frame.attributes, _DEPTH)
-        names = frozenset[str]().union(*(frame.attributes for frame in self._frames))
+                elif sys.modules.get(name) is value:
+                    self._unnamed[id(sys.modules), name] = sys.modules
+                self._follow(name, value, frame.attributes | self._frames.asked, _DEPTH)
+        names = self._frames.asked.union(*(frame.attributes for frame in self._frames))
         of_modules = (t for m in self._modules.values() for t in m.parameters(recurse=False))
         for value in (*self._tensors, *of_modules, *self._now()):
             if isinstance(value, torch.Tensor):
@@ -409,6 +457,13 @@ def cells_of(function: Any, frames: Frames) -> Iterator[tuple[str, types.CellTyp
                 with contextlib.suppress(ValueError):  # not assigned
                     _ = cell.cell_contents
                     yield name, cell
+
+
+def _is_read_by_libraries(value: Any) -> bool:
+    """Return whether code of libraries reads attributes of an object, which no user names."""
+    modules = [str(each.__module__) for each in type(value).__mro__]
+    plain = isinstance(value, (*PLAIN, *_CONTAINERS))
+    return not plain and any(m in _READING or m.startswith("torch.distr") for m in modules)
 
 
 def _is_method_of_library(space: Any, value: Any) -> bool:

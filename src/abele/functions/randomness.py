@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import io
 import logging
+import os
 import pickle
 import random
 import sys
@@ -25,6 +26,14 @@ from abele.program.core import is_library
 from abele.warn import user_line
 
 _random: Any = torch.random
+_SETTINGS = ("initial_seed", "get_num_threads", "get_float32_matmul_precision")
+# What reaches outside of the process, or reads what others may set.
+_OUTSIDE = (
+    *((builtins, "print"), (builtins, "open"), (io, "open")),
+    *((os, name) for name in ("stat", "lstat", "listdir", "scandir", "getcwd")),
+    *((torch, name) for name in _SETTINGS),
+    (np, "geterr"),
+)
 _OWN = (__file__, inspect.getfile(inspect.unwrap(replaced)))
 
 
@@ -82,31 +91,27 @@ def _stream() -> bytes:
 
 @contextlib.contextmanager
 def without_output(streams: Iterable[io.IOBase]) -> Generator[None]:
-    """Refuse output of the user's code in a ``with`` block, which a program leaves out.
+    """Refuse output and reading of files by the user's code, which a program leaves out.
 
     Args:
         streams: those that the code may write to, beside the standard ones.
 
     Raises:
-        DataDependentError: at what prints, logs, warns, opens a file to write, or writes to a
-            stream. Statements of the host may do so.
+        DataDependentError: at what prints, logs, warns, opens or looks for a file, writes to a
+            stream, or reads a setting of the process. Statements of the host may do so.
     """
 
     def refuse(*, by_user: bool) -> None:
         if by_user:
             raise DataDependentError(
-                f"The function prints, logs, warns or writes, at {user_line()}, which a program "
-                "does not repeat. Do that in a statement of the decorated function itself, or "
-                "outside."
+                "The function prints, logs, warns or writes, or reads a file or a setting of the "
+                f"process, at {user_line()}, which a program does not repeat. Do that in a "
+                "statement of the decorated function itself, or outside."
             )
 
-    def write(original: Function, *args: Any, **kwargs: Any) -> Any:
+    def reach(original: Function, *args: Any, **kwargs: Any) -> Any:
         refuse(by_user=_is_by_user())
         return original(*args, **kwargs)
-
-    def opened(original: Function, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        refuse(by_user=not {*mode}.isdisjoint("wax+") and _is_by_user())
-        return original(file, mode, *args, **kwargs)
 
     def handle(original: Function, logger: logging.Logger, record: logging.LogRecord) -> None:
         refuse(by_user=not is_library(record.pathname))
@@ -118,9 +123,8 @@ def without_output(streams: Iterable[io.IOBase]) -> Generator[None]:
 
     known = {id(each): each for each in (sys.stdout, sys.stderr, *streams)}.values()
     with replaced(
-        (builtins, "print", write),
-        *((stream, "write", write) for stream in known if hasattr(stream, "__dict__")),
-        *((module, "open", opened) for module in (builtins, io)),
+        *((module, name, reach) for module, name in _OUTSIDE),
+        *((stream, "write", reach) for stream in known if hasattr(stream, "__dict__")),
         (logging.Logger, "handle", handle),
         (warnings, "_showwarnmsg", show),
     ):

@@ -111,7 +111,7 @@ class Adopted:
         describe: Callable[[torch.Tensor], tuple[str, Role]],
         whole: frozenset[int] = frozenset(),
         code: CodeType | None = None,
-        note: Callable[[torch.Tensor], None] = id,
+        note: Callable[[torch.Tensor], Any] = id,
     ):
         self._describe, self._whole, self.code, self._note = describe, whole, code, note
         self.named: list[Named] = []

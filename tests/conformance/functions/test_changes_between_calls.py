@@ -1,17 +1,25 @@
 """What changes between calls of a compiled function: values of Python, modules, optimizers."""
 
+import builtins
 import copy
+import dataclasses
+import functools
+import logging
 import os
-from types import SimpleNamespace
+import sys
+from collections import UserList
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import prune
 
-from helpers.compiled_functions import Task, batch, compiles, stays_eager
+from helpers.compiled_functions import Task, batch, compiles, same_as_plain, stays_eager
 
 
 def doubled(value):
@@ -75,34 +83,98 @@ def test_another_tensor_in_a_variable(wrap):
     return call, lambda: task
 
 
-@compiles(programs=2)
-def test_an_array_that_becomes_a_tensor(wrap):
-    array = np.ones((), np.float32)
-    return scaled_by(wrap, lambda: torch.from_numpy(array), lambda: array.fill(2.0))
+class Delegating:
+    """Has the attributes of another object, and one of its own without a name outside."""
+
+    __slots__ = ("__own", "inner")
+
+    def __init__(self, inner):
+        self.inner, self.__own = inner, 1.0
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def own(self):
+        return self.__own
+
+    def double(self):
+        self.__own *= 2
 
 
-@compiles(programs=2)
-def test_a_number_beside_a_tuple(wrap):
-    config = SimpleNamespace(pair=(1.0, [2.0]), kind="a")
-    scale = {"a": 0, "b": 1}
-    return scaled_by(
-        wrap,
-        lambda: config.pair[0] * config.pair[1][0] + scale[config.kind],
-        lambda: setattr(config, "kind", "b"),
-    )
+@dataclasses.dataclass
+class Config:
+    scale: float = 1.0
 
 
-@compiles(programs=2)
-def test_attributes_far_below_an_object(wrap):
-    deepest = SimpleNamespace(scale=1.0)
-    top = SimpleNamespace(a=SimpleNamespace(b=SimpleNamespace(c=SimpleNamespace(d=deepest))))
-    return scaled_by(wrap, lambda: top.a.b.c.d.scale, lambda: setattr(deepest, "scale", 2.0))
+def changes():
+    """Pairs of what reads a number and what doubles it, by what the number is."""
+
+    def keyword(*, scale=1.0):
+        return scale
+
+    @functools.singledispatch
+    def dispatched(value):
+        return 1.0
+
+    def imported():
+        from abele_test import scale
+
+        return scale
+
+    def sets(owner, name="scale", value=2.0):
+        return functools.partial(setattr, owner, name, value)
+
+    class Base:
+        def __call__(self):
+            return 1.0
+
+    class Kind(Base):
+        def __call__(self):
+            return super().__call__()
+
+    class Number(float):
+        scale = 1.0
+
+    config, number, kind = Config(), Number(1.0), Kind()
+    box = SimpleNamespace(scale=1.0, pair=(1.0, [1.0]), top=SimpleNamespace(a=config))
+    array, objects = np.ones((), np.float32), np.array([[1.0], None], object)
+    listed, values = UserList([1.0]), {"a": 1.0}
+    normal, logger = torch.distributions.Normal(1.0, 1.0), logging.getLogger("abele.test")
+    view, own = values.values(), Delegating(box)
+    logger.setLevel(logging.INFO)
+    modules = ModuleType("abele_test"), ModuleType("abele_test")
+    modules[0].scale, modules[1].scale, builtins.abele_test = 1.0, 2.0, 1.0
+    sys.modules["abele_test"] = modules[0]
+    return {
+        "far below": (lambda: box.top.a.scale, sets(config)),
+        "an array": (lambda: torch.from_numpy(array), lambda: array.fill(2.0)),
+        "beside a tuple": (lambda: box.pair[1][0], lambda: box.pair[1].insert(0, 2.0)),
+        "in vars": (lambda: vars(box)["scale"], sets(box)),
+        "by a computed name": (lambda: getattr(box, "".join(["sc", "ale"])), sets(box)),
+        "of another object": (lambda: own.scale, sets(box)),
+        "in a private slot": (own.own, own.double),
+        "of a dataclass": (lambda: dataclasses.astuple(config)[0], sets(config)),
+        "a default": (keyword, lambda: keyword.__kwdefaults__.update(scale=2.0)),
+        "in a list": (lambda: listed[0], lambda: listed.insert(0, 2.0)),
+        "in an array of objects": (lambda: objects[0][0], lambda: objects[0].insert(0, 2.0)),
+        "by type": (lambda: dispatched(1), lambda: dispatched.register(int, lambda _: 2.0)),
+        "of a distribution": (lambda: normal.mean, sets(normal, "loc")),
+        "in a view": (lambda: sum(view), lambda: values.update(b=1.0)),
+        "of a number": (lambda: number.scale, sets(number)),
+        "a level": (lambda: 1 + logger.isEnabledFor(20), sets(logger, "level", logging.ERROR)),
+        "a builtin": (lambda: abele_test, sets(builtins, "abele_test")),  # noqa: F821
+        "an import": (imported, lambda: sys.modules.update(abele_test=modules[1])),
+        "of a call": (lambda: kind(), sets(Kind, "__call__", lambda _: 2.0)),
+        "of a base": (lambda: kind(), sets(Base, "__call__", lambda _: 2.0)),
+    }
 
 
-@compiles(programs=2)
-def test_an_attribute_read_by_its_name(wrap):
-    config = SimpleNamespace(scale=1.0)
-    return scaled_by(wrap, lambda: vars(config)["scale"], lambda: setattr(config, "scale", 2.0))
+@pytest.mark.parametrize("name", changes())
+def test_numbers_that_code_does_not_name(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, "abele_test", None)
+    monkeypatch.setattr(builtins, "abele_test", None, raising=False)
+    (made,) = same_as_plain(lambda wrap: scaled_by(wrap, *changes()[name]))
+    assert len(made.programs) == 2
 
 
 @compiles(programs=2)
@@ -447,3 +519,43 @@ def test_the_default_type_of_numbers(wrap):
             torch.set_default_dtype(torch.float32)
 
     return call, lambda: model
+
+
+@compiles(programs=2)
+def test_the_algorithm_of_attention(wrap):
+    attend = wrap(lambda x: F.scaled_dot_product_attention(x, x, x))
+
+    def call(i):
+        kind = SDPBackend.FLASH_ATTENTION if i < 3 else SDPBackend.MATH
+        with sdpa_kernel(kind):
+            return attend(batch(i)[0].expand(2, 3, 4, 5).contiguous())
+
+    return call, list
+
+
+def test_a_file_that_changes_is_read_at_each_call(tmp_path):
+    file = tmp_path / "scale"
+
+    def build(wrap):
+        run = wrap(lambda x: x * float(file.read_text()))
+        return lambda i: [file.write_text(str(i)), run(torch.ones(2))], list
+
+    assert same_as_plain(build)
+
+
+@compiles(programs=2)
+def test_another_backward_of_a_function(wrap):
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, value):
+            return value * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * 2
+
+    task = Task()
+    task.update = lambda loss: Task.update(task, Doubled.apply(loss))
+    other = staticmethod(lambda ctx, gradient: gradient * 3)
+    call, _ = trained(wrap, task, lambda i: i == 3 and setattr(Doubled, "backward", other))
+    return call, lambda: task.model

@@ -155,7 +155,7 @@ def test_warnings_that_are_shown(where):
 
         return call, lambda: told
 
-    refused = stays_eager(match="prints, logs, warns or writes, at ")
+    refused = stays_eager(match="prints, logs, warns or writes")
     (compiles(programs=1) if where == "function" else refused)(build)()
 
 
