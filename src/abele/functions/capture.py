@@ -645,9 +645,10 @@ class _Capture:
         """Note calls of backward and what the function does to real tensors."""
 
         def zero_grad(original: Function, owner: Any, *args: Any, **kwargs: Any) -> None:
-            self._grads.note_emptied(_params_of(owner))
+            removed = bool((*args, kwargs.get("set_to_none", True))[0])
+            self._grads.note_emptied(_params_of(owner), removed=removed)
             # Zeros and None differ for weights that a later call leaves unused.
-            self.keep |= not (*args, kwargs.get("set_to_none", True))[0]
+            self.keep |= not removed
             original(owner, *args, **kwargs)
 
         def backward(original: Function, *args: Any, **kwargs: Any) -> Any:
@@ -702,7 +703,7 @@ class _Capture:
         indices = [each.index for each in leaves[len(leaves) - count :]] if count else []
         staying = {id(tensor) for tensor in kept}
         dropped = [each.tensor for each in made if id(each.tensor) not in staying]
-        emptied = [e.tensor for e in journal if e.after is None and e.before is not None]
+        emptied = [each.tensor for each in journal if each.is_emptied]
         used = self._backward or self._grads.read
         return Gradients(
             kept=dict(zip(kept, indices, strict=True)),

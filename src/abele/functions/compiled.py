@@ -263,7 +263,10 @@ class CompiledCall:
         numbers = torch.get_rng_state() if self._draws else None
         try:
             with self._calling():
-                outputs = [*self.session.step(inputs)]
+                outputs = [
+                    each.data if each._is_view() else each  # views refuse detach_()
+                    for each in self.session.step(inputs)
+                ]
         except ValueCheckError:
             if numbers is not None:
                 torch.set_rng_state(numbers)

@@ -43,12 +43,20 @@ class Grad:
     after: torch.Tensor | None = None
     freezes: bool = False
     emptied: bool = False  # before a gradient was made
+    removed: bool = False  # likewise, by setting it to None
     missed: bool = False  # the call has looked for a gradient before that, and found none
 
     @property
     def is_absent(self) -> bool:
         """True if the call finds no gradient, and would add to one or use it."""
-        return self.before is None and (self.missed or (self.requires and not self.emptied))
+        stays = self.emptied and not self.removed and self.after is None
+        unset = self.missed or stays or (self.requires and not self.emptied)
+        return self.before is None and unset
+
+    @property
+    def is_emptied(self) -> bool:
+        """True if the call sets the gradient that it finds to None."""
+        return self.after is None and (self.before is not None or self.removed)
 
 
 class GradJournal:
@@ -78,13 +86,14 @@ class GradJournal:
         tensors = [each.tensor for each in self._first.values()]
         return [each for each in tensors if isinstance(each.grad, _torch.FakeTensor)]
 
-    def note_emptied(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Note that the function sets gradients to None, or to zero."""
+    def note_emptied(self, tensors: Iterable[torch.Tensor], *, removed: bool = True) -> None:
+        """Note that the function sets gradients to None, or to zero unless ``removed``."""
         with _torch.without_torch_function_modes():  # which would note that it is read
             for tensor in tensors:
                 self.note(tensor)
                 if not isinstance(tensor.grad, _torch.FakeTensor) and tensor.is_leaf:
                     self._first[id(tensor)].emptied = True
+                    self._first[id(tensor)].removed |= removed
 
     def note_read(self, tensor: torch.Tensor) -> None:
         """Note that the function looks at a gradient."""

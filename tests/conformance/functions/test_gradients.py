@@ -197,6 +197,24 @@ def test_how_far_an_update_by_hand_moves_the_weights(wrap):
     return lambda i: step(*batch(i)), lambda: task
 
 
+@compiles(programs=2, calls=8, keep_gradients=True)
+def test_gradients_of_two_heads_are_emptied_in_turn(wrap):
+    task = Task(model=nn.ModuleList([nn.Linear(5, 3), nn.Linear(5, 3)]))
+
+    @wrap
+    def step(x, y, head):
+        return task.update(nn.functional.cross_entropy(task.model[head](x), y))
+
+    def call(i):
+        loss = step(*batch(i), i // 2 % 2)
+        grads = [each.grad for each in task.model.parameters()]
+        for each in grads[:2] if i % 4 < 2 else grads[2:]:
+            each.detach_()  # which a view refuses
+        return loss, *grads
+
+    return call, lambda: task
+
+
 @compiles(programs=2, calls=8)
 def test_two_heads_get_gradients_in_turn(wrap):
     task = Task(model=nn.ModuleList([nn.Linear(5, 3), nn.Linear(5, 3)]))
