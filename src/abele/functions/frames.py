@@ -76,7 +76,8 @@ class Frame:
     @property
     def attributes(self) -> frozenset[str]:
         """The names of attributes that the code reads, maybe by ``getattr`` or as keys."""
-        return _loads(self.code)[1]
+        variables, names, _ = _loads(self.code)
+        return names.union(("__dict__",) * ("vars" in variables), variables & {"AttributeError"})
 
     def reads_clock(self) -> bool:
         """Return whether the code names a clock, the environment, or variables as text."""
@@ -155,11 +156,13 @@ class Frames:
         own: code that is the user's wherever it comes from.
 
     Attributes:
-        asked: names by which their code, or ``dataclasses``, has called ``getattr``.
+        asked: names by which their code, or ``dataclasses``, has called ``getattr`` or ``hasattr``.
+        missed: objects that had no such attribute, with the name.
     """
 
     def __init__(self, own: types.CodeType | None):
         self._own, self.asked = own, frozenset[str]()
+        self.missed: list[tuple[Any, str]] = []
         self._seen: dict[tuple[Any, ...], Frame] = {}
         self._library: dict[types.CodeType, bool] = {}
 
@@ -170,7 +173,7 @@ class Frames:
     def watching(self) -> Generator[None]:
         """Note the functions that this thread calls in a ``with`` block."""
         before = sys.gettrace()
-        with replaced((builtins, "getattr", self._ask)):
+        with replaced(*((builtins, name, self._ask) for name in ("getattr", "hasattr"))):
             sys.settrace(self._called)
             try:
                 yield
@@ -181,9 +184,14 @@ class Frames:
         frame: Any = sys._getframe(2)  # type: ignore[reportPrivateUsage]
         while frame.f_code.co_filename == dataclasses.__file__:
             frame = frame.f_back
+        result = original(value, name, *default)
         if not self._library.get(frame.f_code, True):
             self.asked |= {name}
-        return original(value, name, *default)
+            is_test = original.__name__ == "hasattr"
+            missed = not result if is_test else default and result is default[0]
+            if missed and not isinstance(value, torch.Tensor):
+                self.missed.append((value, name))
+        return result
 
     def _called(self, frame: types.FrameType, event: str, arg: Any) -> None:
         code = frame.f_code

@@ -342,12 +342,16 @@ class Guards:
             return self._add_levels(value)
         elif _is_read_by_libraries(value):
             names = frozenset(reachable.attributes_of(value))
+        elif isinstance(value, torch.optim.Optimizer) and not has_attributes:
+            names &= {"step", "zero_grad"}
         elif not has_attributes:
             return
         elif isinstance(value, types.FunctionType):
             names |= {"registry"}  # of functools.singledispatch
         for name in names:
             found = attribute(value, name)
+            if found is None and "AttributeError" in names:
+                self._add_absent(value, name)
             if found is None or name in self._left_out or (id(value), name) in self._stored:
                 continue
             space, part = found
@@ -364,6 +368,12 @@ class Guards:
             if (id(space), name, names) not in self._followed:
                 self._followed.add((id(space), name, names))
                 self._follow(f"{path}.{name}", part, names, depth - 1)
+
+    def _add_absent(self, value: Any, name: str) -> None:
+        """Add an attribute that the code has looked for, and an object does not have."""
+        kinds = (value if isinstance(value, type) else type(value)).__mro__
+        spaces = [*map(vars, kinds), reachable.attributes_of(value)]
+        self._absent[id(value), name] = [each for each in spaces if name not in each]
 
     def _add_methods(self, kind: type) -> None:
         """Add the methods of a user's class that operators, or torch's backward, call."""
@@ -397,6 +407,8 @@ class Guards:
                 elif sys.modules.get(name) is value:
                     self._unnamed[id(sys.modules), name] = sys.modules
                 self._follow(name, value, frame.attributes | self._frames.asked, _DEPTH)
+        for value, name in self._frames.missed:
+            self._add_absent(value, name)
         names = self._frames.asked.union(*(frame.attributes for frame in self._frames))
         of_modules = (t for m in self._modules.values() for t in m.parameters(recurse=False))
         for value in (*self._tensors, *of_modules, *self._now()):

@@ -121,6 +121,12 @@ def changes():
 
         return scale
 
+    def caught():
+        try:
+            return box.later
+        except AttributeError:
+            return 1.0
+
     def sets(owner, name="scale", value=2.0):
         return functools.partial(setattr, owner, name, value)
 
@@ -149,8 +155,11 @@ def changes():
         "far below": (lambda: box.top.a.scale, sets(config)),
         "an array": (lambda: torch.from_numpy(array), lambda: array.fill(2.0)),
         "beside a tuple": (lambda: box.pair[1][0], lambda: box.pair[1].insert(0, 2.0)),
-        "in vars": (lambda: vars(box)["scale"], sets(box)),
+        "in vars": (lambda: len(vars(box)) / 3, sets(box, "another")),
         "by a computed name": (lambda: getattr(box, "".join(["sc", "ale"])), sets(box)),
+        "by default": (lambda: getattr(box, "later", 1.0), sets(box, "later")),
+        "if it is there": (lambda: 1.0 + hasattr(box, "later"), sets(box, "later")),
+        "after an error": (caught, sets(box, "later")),
         "of another object": (lambda: own.scale, sets(box)),
         "in a private slot": (own.own, own.double),
         "of a dataclass": (lambda: dataclasses.astuple(config)[0], sets(config)),
@@ -282,10 +291,17 @@ def test_a_class_gets_another_forward(wrap):
     return trained(wrap, task, lambda i: i == 3 and setattr(Layer, "forward", doubled))
 
 
-@compiles(programs=2)
+@compiles(programs=2, calls=8)
 def test_an_optimizer_gets_another_step(wrap):
     task = Task()
-    return trained(wrap, task, lambda i: i == 3 and setattr(task.optimizer, "step", lambda: None))
+
+    def change(i):
+        if i == 3:
+            task.optimizer.step = lambda: None
+        if i == 6:
+            del task.optimizer.step
+
+    return trained(wrap, task, change)
 
 
 @compiles(programs=2)
