@@ -233,22 +233,58 @@ def trained(wrap, task, change):
     return call, lambda: task
 
 
-@compiles(programs=2)
-def test_training_and_evaluation(wrap):
-    task = Task(model=nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3), nn.Dropout(0.3)))
-    return trained(wrap, task, lambda i: task.model.train(i % 2 == 0))
+def doubles(*values):
+    return values[-1] * 2
+
+
+# What changes before call i of a step with Adam.
+CHANGES = {
+    "the mode": lambda i, model, _: model.train(i % 2 == 0),
+    "a number of a module": lambda i, model, _: setattr(model[2], "p", 0.3 if i < 3 else 0.6),
+    "a module": lambda i, model, _: i == 3 and model.__setitem__(1, nn.Tanh()),
+    "frozen": lambda i, model, _: model[0].weight.requires_grad_(i in (0, 1, 3)),
+    "in place": lambda i, model, _: i == 3 and model.load_state_dict(seeded().state_dict()),
+    "data": lambda i, model, _: i == 3 and setattr(model[0].bias, "data", torch.ones(3)),
+    "pruned": lambda i, model, _: i == 3 and prune.l1_unstructured(model[0], "weight", 0.3),
+    "a hook of a module": lambda i, model, _: i == 3 and model.register_forward_hook(doubles),
+    "of a gradient": lambda i, model, _: i == 3 and model[0].weight.register_hook(doubles),
+    "the rate": lambda i, _, adam: adam.param_groups[0].update(lr=1e-3 * (i + 1)),
+    "a slot": lambda i, _, adam: adam.param_groups[0].update(betas=(0.9, 0.99 - 0.01 * i)),
+    "upwards": lambda i, _, adam: adam.param_groups[0].update(maximize=i > 2),
+    "no parameter": lambda i, _, adam: i == 3 and adam.param_groups[0]["params"].pop(),
+    "no state": lambda i, _, adam: i == 3 and adam.state.clear(),
+    "a step": lambda i, _, adam: i == 3 and setattr(adam, "step", list),
+    "a step and back": lambda i, _, adam: (
+        vars(adam).pop("step", None) if i != 3 else setattr(adam, "step", list)
+    ),
+}
+
+
+def seeded():
+    return nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3), nn.Dropout(0.3))
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_step_follows(name):
+    def build(wrap):
+        task = Task(torch.optim.Adam, seeded())
+        return trained(wrap, task, lambda i: CHANGES[name](i, task.model, task.optimizer))
+
+    (made,) = same_as_plain(build, 6)
+    assert len(made.programs) == {"in place": 1, "the rate": 1, "no parameter": 3}.get(name, 2)
 
 
 @compiles(programs=2)
-def test_a_number_of_a_module(wrap):
-    task = Task(model=nn.Sequential(nn.Linear(5, 3), nn.Dropout(0.3)))
-    return trained(wrap, task, lambda i: setattr(task.model[1], "p", 0.3 if i < 3 else 0.6))
+def test_a_hook_of_all_modules(wrap):
+    task, hooks = Task(), []
 
+    def change(i):
+        if i == 2:
+            hooks.append(register_module_forward_hook(doubles))
+        if i == 4:
+            hooks.pop().remove()
 
-@compiles(programs=2)
-def test_a_module_is_replaced(wrap):
-    task = Task(model=nn.Sequential(nn.Linear(5, 3), nn.ReLU()))
-    return trained(wrap, task, lambda i: i == 3 and task.model.__setitem__(1, nn.Tanh()))
+    return trained(wrap, task, change)
 
 
 @compiles(programs=7, calls=10)
@@ -291,19 +327,6 @@ def test_a_class_gets_another_forward(wrap):
     return trained(wrap, task, lambda i: i == 3 and setattr(Layer, "forward", doubled))
 
 
-@compiles(programs=2, calls=8)
-def test_an_optimizer_gets_another_step(wrap):
-    task = Task()
-
-    def change(i):
-        if i == 3:
-            task.optimizer.step = lambda: None
-        if i == 6:
-            del task.optimizer.step
-
-    return trained(wrap, task, change)
-
-
 @compiles(programs=2)
 def test_buffers_take_another_type(wrap):
     scale = nn.Module()
@@ -329,29 +352,6 @@ def test_attributes_and_buffers_beside_one_that_each_call_replaces(wrap):
         return run(batch(i)[0])
 
     return call, lambda: model
-
-
-@compiles(programs=2)
-def test_parameters_are_frozen_and_thawed(wrap):
-    task = Task()
-    return trained(wrap, task, lambda i: task.model.weight.requires_grad_(i in (0, 1, 3)))
-
-
-@compiles(programs=1)
-def test_parameters_are_written_in_place(wrap):
-    task, new = Task(), nn.Linear(5, 3).state_dict()
-    return trained(wrap, task, lambda i: i == 3 and task.model.load_state_dict(new))
-
-
-@compiles(programs=2)
-def test_data_of_a_parameter_are_replaced(wrap):
-    task = Task(lr=0.1, momentum=0.9)
-
-    def change(i):
-        if i == 3:
-            task.model.weight.data = task.model.weight.data * 2
-
-    return trained(wrap, task, change)
 
 
 @compiles(programs=4, calls=6)
@@ -409,62 +409,6 @@ def test_the_model_takes_another_type(wrap):
 
 
 @compiles(programs=2)
-def test_weights_are_pruned(wrap):
-    task = Task()
-    return trained(
-        wrap, task, lambda i: i == 3 and prune.l1_unstructured(task.model, "weight", 0.3)
-    )
-
-
-@compiles(programs=2)
-def test_a_hook_of_a_module(wrap):
-    task = Task()
-    return trained(
-        wrap, task, lambda i: i == 3 and task.model.register_forward_hook(lambda m, a, out: out * 2)
-    )
-
-
-@compiles(programs=2)
-def test_a_hook_of_a_gradient(wrap):
-    task = Task()
-    return trained(
-        wrap, task, lambda i: i == 3 and task.model.weight.register_hook(lambda grad: grad * 2)
-    )
-
-
-@compiles(programs=2)
-def test_a_hook_of_all_modules(wrap):
-    task, hooks = Task(), []
-
-    def change(i):
-        if i == 2:
-            hooks.append(register_module_forward_hook(lambda m, a, out: out * 2))
-        if i == 4:
-            hooks.pop().remove()
-
-    return trained(wrap, task, change)
-
-
-@compiles(programs=1)
-def test_the_learning_rate(wrap):
-    task = Task(torch.optim.AdamW)
-    return trained(wrap, task, lambda i: task.optimizer.param_groups[0].update(lr=1e-3 * (i + 1)))
-
-
-@compiles(programs=2)
-def test_another_number_of_the_optimizer_becomes_a_slot(wrap):
-    task = Task(torch.optim.AdamW)
-    group = task.optimizer.param_groups[0]
-    return trained(wrap, task, lambda i: group.update(betas=(0.9, 0.99 - 0.01 * i)))
-
-
-@compiles(programs=2)
-def test_an_optimizer_maximizes(wrap):
-    task = Task(torch.optim.AdamW)
-    return trained(wrap, task, lambda i: task.optimizer.param_groups[0].update(maximize=i > 2))
-
-
-@compiles(programs=2)
 def test_a_group_is_added(wrap):
     task, more = Task(torch.optim.Adam), nn.Linear(5, 3)
 
@@ -481,14 +425,6 @@ def test_a_group_is_added(wrap):
 
 
 @compiles(programs=2)
-def test_a_parameter_joins_a_group(wrap):
-    task = Task()
-    params = task.optimizer.param_groups[0]["params"]
-    last = params.pop()
-    return trained(wrap, task, lambda i: i == 3 and params.append(last))
-
-
-@compiles(programs=2)
 def test_the_state_of_the_optimizer_is_loaded(wrap):
     task, saved = Task(torch.optim.Adam), []
 
@@ -497,23 +433,6 @@ def test_the_state_of_the_optimizer_is_loaded(wrap):
             saved.append(copy.deepcopy(task.optimizer.state_dict()))
         if i == 4:
             task.optimizer.load_state_dict(saved[0])
-
-    return trained(wrap, task, change)
-
-
-@compiles(programs=2)
-def test_the_state_of_the_optimizer_is_cleared(wrap):
-    task = Task(torch.optim.Adam)
-    return trained(wrap, task, lambda i: i == 3 and task.optimizer.state.clear())
-
-
-@compiles(programs=2)
-def test_another_optimizer(wrap):
-    task = Task(torch.optim.Adam)
-
-    def change(i):
-        if i == 3:
-            task.optimizer = torch.optim.SGD(task.model.parameters(), lr=0.1)
 
     return trained(wrap, task, change)
 

@@ -39,18 +39,20 @@ def test_a_counter_and_a_list_of_an_object(wrap):
 
 
 @compiles(programs=1)
-def test_a_global_counter(wrap):
+def test_a_global_counter_and_elements_of_an_array(wrap):
     global COUNT
-    COUNT, task = 0, Task()
+    COUNT, task, counts = 0, Task(), np.zeros(2)
 
     @wrap
     def step(x, y):
         global COUNT
+        counts[0] += 1
         loss = task.update(task.loss(x, y))
         COUNT += 1
+        counts[1] += loss.item()
         return loss
 
-    return lambda i: step(*batch(i)), lambda: (task, COUNT)
+    return lambda i: step(*batch(i)), lambda: (task, COUNT, counts)
 
 
 @compiles(programs=1)
@@ -71,7 +73,7 @@ def test_the_best_loss_so_far(wrap):
 
 
 @compiles(programs=1)
-def test_lines_of_a_log(wrap):
+def test_lines_of_a_log_and_a_file(wrap):
     task, text = Task(), io.StringIO()
     log = logging.Logger("steps")
     log.addHandler(logging.StreamHandler(text))
@@ -79,6 +81,7 @@ def test_lines_of_a_log(wrap):
     @wrap
     def step(x, y):
         log.info("begin")
+        text.write("update\n")
         loss = task.update(task.loss(x, y))
         log.info("loss %s", loss.item())
         print(f"{loss.item():.4f}", task.model.weight.abs().mean().item(), file=text)
@@ -87,36 +90,7 @@ def test_lines_of_a_log(wrap):
 
 
 @compiles(programs=1)
-def test_lines_of_a_file(wrap):
-    task, text = Task(), io.StringIO()
-
-    @wrap
-    def step(x, y):
-        text.write("begin\n")
-        return task.update(task.loss(x, y))
-
-    return lambda i: step(*batch(i)), lambda: (task, text.getvalue())
-
-
-@compiles(programs=1)
-def test_numbers_as_text(wrap):
-    task = Task()
-
-    @wrap
-    def step(x, y):
-        loss = task.update(task.loss(x, y))
-        return (
-            f"{loss.item():.4f} {loss}",
-            f"{loss.detach():.3f}",
-            round(loss.item(), 3),
-            str(loss.item()),
-        )
-
-    return lambda i: step(*batch(i)), lambda: task
-
-
-@compiles(programs=1)
-def test_arrays_and_lists_of_numbers(wrap):
+def test_texts_arrays_and_lists_of_numbers(wrap):
     task, means = Task(), []
 
     @wrap
@@ -124,67 +98,36 @@ def test_arrays_and_lists_of_numbers(wrap):
         out = task.model(x)
         loss = task.update(F.cross_entropy(out, y))
         means.append(out.detach().numpy().mean())
-        return out.detach().numpy(), loss.tolist(), np.asarray(out.detach())
+        texts = f"{loss.item():.4f} {loss}", f"{loss.detach():.3f}", str(loss.item())
+        return (
+            texts,
+            out.detach().numpy(),
+            round(loss.item(), 3),
+            loss.tolist(),
+            np.asarray(out.detach()),
+        )
 
     return lambda i: step(*batch(i)), lambda: (task, means)
 
 
 @compiles(programs=1)
-def test_elements_of_an_array_are_counters(wrap):
-    task, counts = Task(), np.zeros(2)
-
-    @wrap
-    def step(x, y):
-        counts[0] += 1
-        loss = task.update(task.loss(x, y))
-        counts[1] += loss.item()
-        return loss
-
-    return lambda i: step(*batch(i)), lambda: (task, counts)
-
-
-@compiles(programs=1)
-def test_tensors_are_kept_in_lists_dictionaries_and_attributes(wrap):
-    task, losses, best = Task(), [], {}
-    task.last = None
+def test_tensors_are_kept_in_containers_and_attributes(wrap):
+    task, losses, best, latest = Task(), [], {}, collections.deque(maxlen=3)
+    task.last, last = None, []
 
     @wrap
     def step(x, y):
         loss = task.update(task.loss(x, y))
         losses.append(loss.detach())
+        latest.append(loss.detach())
         task.last = loss.detach()
         best.update({name: value.clone() for name, value in task.model.state_dict().items()})
+        last.append(loss.detach())
+        if len(last) > 3:
+            last.pop(0)
         return loss
 
-    return lambda i: step(*batch(i)), lambda: (task, losses, best)
-
-
-@compiles(programs=1)
-def test_the_last_losses_in_a_queue(wrap):
-    task, losses = Task(), collections.deque(maxlen=3)
-
-    @wrap
-    def step(x, y):
-        loss = task.update(task.loss(x, y))
-        losses.append(loss.detach())
-        return loss
-
-    return lambda i: step(*batch(i)), lambda: (task, [*losses])
-
-
-@compiles(programs=1)
-def test_a_list_that_loses_its_first_item(wrap):
-    task, losses = Task(), []
-
-    @wrap
-    def step(x, y):
-        loss = task.update(task.loss(x, y))
-        losses.append(loss.detach())
-        if len(losses) > 3:
-            losses.pop(0)
-        return loss
-
-    return lambda i: step(*batch(i)), lambda: (task, losses)
+    return lambda i: step(*batch(i)), lambda: (task, losses, best, [*latest], last)
 
 
 @compiles(programs=1)
