@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import array
 import collections
+import configparser
 import contextvars
 import ctypes
 import functools
+import logging
+import queue
+import string
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeGuard, cast
 
 import numpy
+from torch.distributions import Distribution
 
 
 def is_sequence(value: object) -> TypeGuard[list[Any] | tuple[Any, ...]]:
@@ -69,6 +75,11 @@ _READ: Mapping[Any, Callable[[Any], Iterable[tuple[Any, Any]]]] = {
     (types.MappingProxyType, collections.UserDict, collections.ChainMap): lambda v: v.items(),
     functools.partial: lambda v: (("func", v.func), ("args", v.args), *v.keywords.items()),
     tuple(map(type, (_EMPTY.keys(), _EMPTY.values(), _EMPTY.items()))): lambda v: v.mapping.items(),
+    (
+        *(collections.UserList, configparser.RawConfigParser, functools.singledispatchmethod),
+        *(numpy.poly1d, queue.Queue, string.Template, Distribution, weakref.WeakKeyDictionary),
+    ): lambda v: object.__getattribute__(v, "__dict__").items(),
+    logging.Logger: lambda v: [("", (v.getEffectiveLevel(), v.disabled, v.manager.disable))],
     (array.array, bytearray, memoryview, ctypes.Array, _SIMPLE): lambda v: [("", bytes(v))],
     contextvars.ContextVar: lambda v: [("", v.get(None))],
     threading.local: lambda v: v.__dict__.items(),

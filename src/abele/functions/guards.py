@@ -14,7 +14,6 @@ import contextlib
 import functools
 import gc
 import itertools
-import logging
 import math
 import operator
 import sys
@@ -44,9 +43,6 @@ _values_of: Callable[[Any], Iterable[Any]] = dict[str, Any].values
 _items_of: Callable[[Any], Any] = dict[Any, Any].items
 _forward_of = operator.attrgetter("forward")
 _METHODS: Any = (types.FunctionType, staticmethod, classmethod, property)
-_CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque, types.ModuleType, type)
-# Libraries whose objects are state: UserList, WeakKeyDictionary, ConfigParser, poly1d.
-_READING = {"collections", "configparser", "functools", "numpy", "queue", "string", "weakref"}
 _code_of = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
 
 
@@ -338,10 +334,6 @@ class Guards:
             self._add_module(value)
         elif isinstance(value, torch.Tensor):
             names = names.intersection(value.__dict__)
-        elif isinstance(value, logging.Logger):
-            return self._add_levels(value)
-        elif _is_read_by_libraries(value):
-            names = frozenset(reachable.attributes_of(value))
         elif isinstance(value, torch.optim.Optimizer) and not has_attributes:
             names &= {"step", "zero_grad"}
         elif not has_attributes:
@@ -383,14 +375,6 @@ class Guards:
                 if isinstance(value, _METHODS) and (called or name[:2] == "__"):
                     self._unnamed[id(each), name] = vars(each)
                     self._add_function(value)
-
-    def _add_levels(self, logger: logging.Logger | None) -> None:
-        """Add what decides whether a logger shows messages."""
-        while logger is not None:
-            for each, name in (logger, "level"), (logger, "disabled"), (logger.manager, "disable"):
-                owner = f"{name} of logger {logger.name}"
-                self._add_pair(each, name, getattr(each, name), owner)
-            logger = logger.parent
 
     def _find(self, function: Any) -> None:
         """Add the variables and attributes that the user's code may read."""
@@ -469,13 +453,6 @@ def cells_of(function: Any, frames: Frames) -> Iterator[tuple[str, types.CellTyp
                 with contextlib.suppress(ValueError):  # not assigned
                     _ = cell.cell_contents
                     yield name, cell
-
-
-def _is_read_by_libraries(value: Any) -> bool:
-    """Return whether code of libraries reads attributes of an object, which no user names."""
-    modules = [str(each.__module__) for each in type(value).__mro__]
-    plain = isinstance(value, (*PLAIN, *_CONTAINERS))
-    return not plain and any(m in _READING or m.startswith("torch.distr") for m in modules)
 
 
 def _is_method_of_library(space: Any, value: Any) -> bool:
