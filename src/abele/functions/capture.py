@@ -126,12 +126,14 @@ class Gradients:
         kept: tensors whose gradient stays, and the index of the program's output that has it.
         emptied: tensors whose ``grad`` is None after the call.
         absent: tensors whose ``grad`` has to be None before the call.
+        pinned: tensors whose gradient the call finds in memory of state, and that gradient.
         dropped: how many gradients an update has used up, which are not written to memory.
     """
 
     kept: Mapping[torch.Tensor, int]
     emptied: Sequence[torch.Tensor]
     absent: Sequence[torch.Tensor]
+    pinned: Sequence[tuple[torch.Tensor, torch.Tensor]]
     dropped: int
 
 
@@ -303,7 +305,9 @@ class _Capture:
                 f"The function computes with a {type(tensor).__name__}; a program keeps plain "
                 "tensors."
             )
-        if self._grads.has_given(tensor) or _torch.memory_of(tensor) in self.entries:
+        memory = _torch.memory_of(tensor)
+        given = self._grads.has_given(tensor) and memory not in self.whole
+        if given or memory in self.entries:
             return f"given{len(self.adopted.named)}", Role.INPUT
         return self._names.of(tensor)
 
@@ -705,10 +709,13 @@ class _Capture:
         dropped = [each.tensor for each in made if id(each.tensor) not in staying]
         emptied = [each.tensor for each in journal if each.is_emptied]
         used = self._backward or self._grads.read
+        state = {_torch.memory_of(tensor) for tensor, _ in self._slots().values()}
+        found = [(each.tensor, each.before) for each in journal if each.before is not None]
         return Gradients(
             kept=dict(zip(kept, indices, strict=True)),
             emptied=[*dropped, *emptied],
             absent=[e.tensor for e in journal if used and e.is_absent],
+            pinned=[pair for pair in found if _torch.memory_of(pair[1]) in state],
             dropped=len(dropped),
         )
 

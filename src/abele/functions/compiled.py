@@ -84,6 +84,7 @@ class CompiledCall:
         self._trained = list(map(_requires_grad, self._others))
         gradients = captured.gradients
         self._absent, self._given = gradients.absent, captured.given
+        self._pinned = [(tensor, _place(grad)) for tensor, grad in gradients.pinned]
         self._returns_leaf = self._is_leaf_alone()
         given = [get() for get in self._given]
         self._layouts, self._orders = [*map(_layout, given)], [*map(by_strides, given)]
@@ -219,6 +220,8 @@ class CompiledCall:
         # Generators take longer than what an empty list needs.
         if self._absent and any(tensor.grad is not None for tensor in self._absent):
             return False
+        if self._pinned and any(_place(tensor.grad) != place for tensor, place in self._pinned):
+            return False
         if self._scalers and any(map(scaling.is_pending, self._scalers)):
             return False
         return not self._read or all(each.holds() for each in self._read)
@@ -341,6 +344,10 @@ def _memory(tensor: torch.Tensor) -> int:
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     return _memory(tensor), _memory(tensor) + tensor.untyped_storage().nbytes()
+
+
+def _place(gradient: torch.Tensor | None) -> Any:
+    return None if gradient is None else (_data_ptr(gradient), layout(gradient))
 
 
 def _layout(value: Any) -> Any:

@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import prune
 
 from helpers.compiled_functions import Task, batch, compiles, same_as_plain, stays_eager
@@ -272,19 +271,6 @@ def test_a_step_follows(name):
 
     (made,) = same_as_plain(build, 6)
     assert len(made.programs) == {"in place": 1, "the rate": 1, "no parameter": 3}.get(name, 2)
-
-
-@compiles(programs=2)
-def test_a_hook_of_all_modules(wrap):
-    task, hooks = Task(), []
-
-    def change(i):
-        if i == 2:
-            hooks.append(register_module_forward_hook(doubles))
-        if i == 4:
-            hooks.pop().remove()
-
-    return trained(wrap, task, change)
 
 
 @compiles(programs=7, calls=10)

@@ -243,3 +243,20 @@ def test_a_weight_leaves_the_memory_that_it_shares(wrap):
         return loss
 
     return call, lambda: task
+
+
+@compiles(programs=3, calls=8)
+def test_gradients_are_views_of_one_buffer(wrap):
+    task, flat = Task(), torch.zeros(18)
+    add, _ = in_two(task, wrap)
+
+    def call(i):
+        if i in (0, 5):
+            task.model.weight.grad, task.model.bias.grad = flat[:15].view(3, 5), flat[15:]
+        if i == 3:
+            task.model.bias.grad = None
+        loss = add(*batch(i))
+        task.optimizer.step()
+        return loss, flat.clone()
+
+    return call, lambda: task
