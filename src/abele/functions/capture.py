@@ -272,8 +272,7 @@ class _Capture:
         self.numbers.items.clear()
         self._names, self._replicas = _Names(self.reached), Replicas(self.reached)
         self._stored = list[Stored]()
-        self._grads = GradJournal()
-        code = code_of(self.function)
+        self._grads, code = GradJournal(), code_of(self.function)
         self.adopted = Adopted(self._describe, self.whole, code, self._grads.note)
         self._backward = False
         self._repeated: Sequence[str] = ()
@@ -362,8 +361,8 @@ class _Capture:
         memory = set(map(_torch.memory_of, tensors))
         made = (alias for tensor in tensors for alias in self._observed_tensors.aliases_of(tensor))
         known = {*map(id, tensors), *map(id, made)}
-        met = self.adopted.met.items()
-        return [each for key, each in met if key not in known and _torch.memory_of(each) in memory]
+        others = [each for key, each in self.adopted.met.items() if key not in known]
+        return [each for each in others if _torch.memory_of(each) in memory]
 
     def _check(self, journal: Sequence[Grad], program: Program) -> None:
         """Refuse what a program cannot repeat."""
