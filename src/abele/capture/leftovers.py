@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import types
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, cast
 
 import torch
@@ -60,10 +60,14 @@ class Leftovers:
                 if is_new and isinstance(old, torch.Tensor):
                     yield holder, name, old, now
 
+    def entries(self) -> Iterator[tuple[Any, Any, Any]]:
+        """Yield holder, key and value of the entries of objects before forward ran."""
+        for holder, before in self._before.values():
+            yield from ((holder, key, value) for key, value in before.items())
+
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield the tensors that the objects held before forward ran, with the module's state."""
-        for _, before in self._before.values():
-            yield from (value for value in before.values() if isinstance(value, torch.Tensor))
+        return tensors_of(value for *_, value in self.entries())
 
     def changes(self) -> Iterator[tuple[Any, Any, Any, Any]]:
         """Yield changed entries of objects: holder, key, value before and now.
@@ -159,6 +163,15 @@ class _Real:
             return value
         make = cast("Any", type(value))
         return make(*parts) if hasattr(value, "_fields") else make(parts)
+
+
+def tensors_of(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors among values, and in tuples among them."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, tuple):
+            yield from tensors_of(cast("tuple[Any, ...]", value))
 
 
 # -- what holds other values, and can be given others ---------------------------------------------

@@ -14,7 +14,7 @@ from abele.errors import CaptureError
 from abele.functions import batches
 from abele.functions.arrays import GivenArray, as_tensor
 from abele.functions.frames import PLAIN
-from abele.functions.state import same
+from abele.functions.state import KINDS, same
 from abele.functions.varying import Unread
 from abele.program import Role
 from abele.program.aliasing import other_kind
@@ -257,6 +257,7 @@ def layout(tensor: torch.Tensor) -> tuple[Any, ...]:
         None if contiguous else tensor.stride(),
         tensor.device,
         bool(tensor.__dict__),  # attributes of its own; see ``_check``
+        tensor.is_neg(),
     )
 
 
@@ -269,10 +270,10 @@ def order(tensor: torch.Tensor) -> list[int]:
 
 
 def _check(tensor: torch.Tensor) -> None:
-    kind = other_kind(tensor)
+    kind = "a negated view" if tensor.is_neg() else other_kind(tensor)
     if kind is not None:
         raise CaptureError(f"An argument is {kind}; a program takes dense tensors.")
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+    if type(tensor) not in KINDS:
         raise CaptureError(
             f"An argument is a {type(tensor).__name__}, which may compute otherwise than tensors. "
             "Pass as_subclass(torch.Tensor) of it."

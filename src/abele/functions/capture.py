@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import types
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -29,7 +29,7 @@ from abele.capture.leftovers import ABSENT
 from abele.capture.replacements import recurrent_layers
 from abele.capture.replacements.portable import portable_functions
 from abele.containers import is_list
-from abele.errors import CaptureError
+from abele.errors import CaptureError, DataDependentError
 from abele.functions import arrays
 from abele.functions.arguments import Arguments, order
 from abele.functions.frames import PLAIN
@@ -38,13 +38,13 @@ from abele.functions.journal import Grad, GradJournal, RealTensors
 from abele.functions.optimizers import Numbers, TracedSteps
 from abele.functions.parallel import Replicas
 from abele.functions.randomness import without_output, without_random_numbers
-from abele.functions.state import Changed, Reached, Stored
+from abele.functions.state import KINDS, Changed, Entry, Reached, Stored
 from abele.functions.varying import Item, Place, Slots, Unread, Varying, entry_of
 from abele.ops.host_call import HostCalls
 from abele.ops.recurrent import StepsNeeded
 from abele.ops.value_check import checked
 from abele.program import Program, Role
-from abele.program.aliasing import base, written
+from abele.program.aliasing import base, other_kind, written
 from abele.trace import scopes, tracer
 from abele.trace.adopted import Adopted, Reading, SharedMemoryError
 from abele.trace.module_state import named_modules
@@ -56,7 +56,6 @@ from abele.warn import user_line
 _MOST_TRACES = 5
 _OF_DISTRIBUTIONS = "an argument of a distribution, or a value passed to its log_prob, is invalid."
 _OF_FAKES = frozenset((*dir(_torch.FakeTensor), *_torch.FakeTensor.__annotations__))
-_KINDS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,26 +71,6 @@ class Given(Output):
 
 class GivenBatch(Output):
     """A leaf of a function's result that is a batch; ``index`` counts those of the arguments."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """A tensor that each call finds in a Python object, and replaces.
-
-    Attributes:
-        place: of the tensor, or of a structure that has it.
-        index: among the leaves of the structure.
-        structure: as ``flatten`` returns it.
-    """
-
-    place: Place
-    index: int
-    structure: Any
-
-    def get(self) -> Any:
-        """Return the present tensor; None if the structure is another one."""
-        leaves, structure = _torch.flatten(self.place.get())
-        return leaves[self.index] if structure == self.structure else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,6 +140,7 @@ class CapturedCall:
         items: what stands for numbers of tensors.
         calls: what the program calls to exchange tensors with other processes.
         scalers: objects of ``torch.amp.GradScaler`` that the function reaches.
+        replaced: places whose tensors may be other ones at each call.
     """
 
     program: Program
@@ -180,6 +160,7 @@ class CapturedCall:
     items: Sequence[Item]
     calls: HostCalls
     scalers: Sequence[Any]
+    replaced: Sequence[Place]
 
 
 def capture(
@@ -192,6 +173,7 @@ def capture(
     slots: bool,
     host: Host | None = None,
     numbers: Slots,
+    replaced: Collection[Place] = (),
 ) -> CapturedCall:
     """Capture a call of a function as one static program.
 
@@ -204,6 +186,7 @@ def capture(
         slots: numbers of optimizers may be slots; see ``TracedSteps``.
         host: the function in two parts, of which the traced one is captured.
         numbers: those that the program is not to depend on.
+        replaced: places that had other tensors at earlier calls.
 
     Raises:
         ChangesError: the call changes objects of Python.
@@ -211,7 +194,8 @@ def capture(
         Exception: of the function itself.
     """
     whole: frozenset[int] = frozenset()
-    entries = dict[int, Entry | casts.Cast]()
+    places = {each: found for each in replaced if (found := reached.entries(each))}
+    entries = collections.ChainMap[int, Entry | casts.Cast]({}, *places.values())
     whole_layers = True
     with tracing():
         for _ in range(_MOST_TRACES):
@@ -227,6 +211,7 @@ def capture(
                 whole=whole,
                 whole_layers=whole_layers,
                 entries=entries,
+                replaced=[*places],
             )
             try:
                 return attempt.made()
@@ -237,7 +222,12 @@ def capture(
                     raise
                 whole |= {error.memory}
             except _ReplacedError as error:
-                entries |= error.entries
+                entries.update(error.entries)
+            except DataDependentError:
+                if not places:
+                    raise
+                places.clear()  # one may be a mask, whose value is a condition
+                entries = collections.ChainMap[int, Entry | casts.Cast]({})
             finally:
                 reached.put_back()
     raise CaptureError("The function uses tensors that overlap in memory in too many ways.")
@@ -265,6 +255,7 @@ class _Capture:
     whole: frozenset[int]
     whole_layers: bool
     entries: Mapping[int, Entry | casts.Cast]
+    replaced: Sequence[Place]
 
     _observed_tensors: RealTensors = dataclasses.field(init=False)
 
@@ -299,7 +290,7 @@ class _Capture:
                 f"The function computes with a tensor that has a gradient function from outside, "
                 f"at {user_line()}. Compute it inside, or pass detach() of it."
             )
-        if type(tensor) not in _KINDS:
+        if type(tensor) not in KINDS:
             raise CaptureError(
                 f"The function computes with a {type(tensor).__name__}; a program keeps plain "
                 "tensors."
@@ -346,6 +337,7 @@ class _Capture:
             items=[*numbers.items],
             calls=self._replicas.calls,
             scalers=self.reached.scalers,
+            replaced=self.replaced,
         )
 
     def _slots(self) -> dict[tuple[Role, str], tuple[torch.Tensor, torch.Tensor]]:
@@ -394,7 +386,8 @@ class _Capture:
         """
         casting = () if self._casts is None else self._casts.found.values()
         found: dict[int, Any] = {_torch.memory_of(each.get()): each for each in casting}
-        for each in self._stored:
+        others = [Stored(each.holder, each.key, each.get(), None) for each in self.replaced]
+        for each in (*self._stored, *others):
             before, holder = each.before, each.holder
             appends = before is ABSENT and is_list(holder)
             leaves, structure = _torch.flatten(holder if appends else before)
@@ -404,13 +397,14 @@ class _Capture:
                 if not any(id(each) in self.adopted.met for each in (leaf, *known)):
                     continue
                 alone = leaf.permute(order(leaf)).is_contiguous() and self._is_alone(leaf)
-                if appends or not alone or place is None or self.reached.count(leaf) > 1:
+                if appends or not alone or place is None or self.reached.shares(leaf):
                     raise CaptureError(
-                        "The function puts a new tensor in the place of one that it computes with "
+                        "A new tensor is put in the place of one that the function computes with "
                         f"({each.key!r} of a {type(holder).__name__}) and that is held elsewhere, "
                         "too, or read from a list that grows. Write into it with copy_()."
                     )
-                found[_torch.memory_of(leaf)] = Entry(place, index, structure)
+                within = None if leaf is before else structure
+                found[_torch.memory_of(leaf)] = Entry(place, index, within)
         if not found.keys() <= self.entries.keys():
             raise _ReplacedError(found)
 
@@ -528,7 +522,10 @@ class _Capture:
         if state is not None:
             laid = dict(zip(map(id, self.adopted.tensors), self.adopted.named, strict=True))
             named = laid[id(state)]
-            return None if named.role in (Role.INPUT, Role.HYPER) else named.value
+            if named.role not in (Role.INPUT, Role.HYPER):
+                return named.value
+            entry = self.entries.get(_torch.memory_of(state))
+            return entry if type(entry) is Entry and state.is_contiguous() else None
         value = memory.meta.get("val")
         contiguous = isinstance(value, torch.Tensor) and value.is_contiguous()
         if memory not in self._memory or not contiguous:
@@ -540,10 +537,10 @@ class _Capture:
 
     def _kept_object(self, leaf: Any) -> Any:
         """Return an object that a function returns; refuse it if it has traced tensors."""
-        known = self.reached.modules
+        reached = self.reached
 
         def enters(part: Any) -> bool:
-            return id(part) not in known and not isinstance(part, (*PLAIN, torch.optim.Optimizer))
+            return not reached.has(part) and not isinstance(part, (*PLAIN, torch.optim.Optimizer))
 
         is_plain = isinstance(leaf, (*PLAIN, torch.Tensor))
         if isinstance(leaf, torch.Tensor):
@@ -551,12 +548,18 @@ class _Capture:
         parts = () if is_plain else reachable.walk(leaf, "", enters)
         kind: Any = types.GeneratorType
         advances = isinstance(leaf, kind)
-        if advances or any(isinstance(p, _torch.FakeTensor) for _, p in parts):
+        if advances or any(self._is_of_call(part) for _, part in parts):
             raise CaptureError(
                 f"The function returns or keeps a {type(leaf).__name__} with tensors that it has "
                 "computed. Return tensors, or lists, tuples and dictionaries of them."
             )
         return leaf
+
+    def _is_of_call(self, value: Any) -> bool:
+        """Return whether a value is a tensor that is another one at each call."""
+        is_dense = isinstance(value, torch.Tensor) and other_kind(value) is None
+        traced = isinstance(value, _torch.FakeTensor)
+        return traced or (is_dense and _torch.memory_of(value) in self.entries)
 
     def _called(self, inputs: list[torch.Tensor]) -> Any:
         args, kwargs = self.arguments.rebuilt(inputs)

@@ -18,10 +18,10 @@ from abele.compilation.start import Start
 from abele.errors import CaptureError, ValueCheckError
 from abele.functions.arguments import Arguments, layout
 from abele.functions.arrays import as_tensor
-from abele.functions.capture import CapturedCall, Entry, Given, GivenBatch, Output, View
+from abele.functions.capture import CapturedCall, Given, GivenBatch, Output, View
 from abele.functions.guards import Guards
 from abele.functions.host import Host, Shared
-from abele.functions.state import form_of
+from abele.functions.state import Entry, form_of
 from abele.functions.varying import Followed, Unread, entry_of
 from abele.program import Role
 from abele.runtime.session import Session
@@ -87,10 +87,14 @@ class CompiledCall:
         self._pinned = [(tensor, _place(grad)) for tensor, grad in gradients.pinned]
         self._returns_leaf = self._is_leaf_alone()
         given = [get() for get in self._given]
-        self._layouts, self._orders = [*map(_layout, given)], [*map(by_strides, given)]
+        self._layouts, orders = [*map(_layout, given)], [*map(by_strides, given)]
+        self._orders = [None if how == sorted(how) else how for how in orders]
         self._read = captured.read
         kept = [s for s in captured.stored if not issubclass(type(s.before), Unread)]
         self._replaced = [(entry_of(s.holder, s.key), form_of(s.before)) for s in kept]
+        self._places = [(each, _form(each.get())) for each in captured.replaced]
+        replaced = _torch.flatten([each.get() for each in captured.replaced])[0]
+        self._known = (guards.compared() | {*map(id, self._tensors)}) - {*map(id, replaced)}
         written = {(s.role, s.name) for s in captured.program.inputs if s.mutated}
         self._written = [t for key, t in captured.tensors.items() if key in written]
         leaves = (*captured.leaves, *(item.leaf for item in captured.items))
@@ -115,6 +119,7 @@ class CompiledCall:
             matmul_precision=MatmulPrecision.of_torch(),
         )
         used = [*self._tensors, *(item.value for item in self._arguments.named)]
+        used += [get() for get in self._given]
         devices = {tensor.device for tensor in used} or {torch.device("cpu")}
         if torch.device("meta") in devices:
             raise CaptureError("The function uses tensors on meta, which have no data.")
@@ -170,7 +175,8 @@ class CompiledCall:
             return None
         if not self._follow_numbers() or not self.guards.hold():
             return None
-        found = self._found() if self._given or self._replaced else []  # which may make casts
+        further = self._given or self._replaced or self._places
+        found = self._found() if further else []  # which may make casts
         if found is None:
             return None
         inputs = [*inputs, *found] if found else inputs
@@ -184,11 +190,23 @@ class CompiledCall:
         try:
             found = [get() for get in self._given]
             is_same = all(not p or form_of(p.get()) == form for p, form in self._replaced)
+            is_same = is_same and (not self._places or self._are_others())
         except LookupError:  # an entry that is no more
             return None
         if not is_same or list(map(_layout, found)) != self._layouts:
             return None
-        return [t.detach().permute(how) for t, how in zip(found, self._orders, strict=True)]
+        pairs = zip(found, self._orders, strict=True)
+        return [t.detach().permute(how) if how else t.detach() for t, how in pairs]
+
+    def _are_others(self) -> bool:
+        """Return whether tensors that others replace are like those before, and no known ones."""
+        values = [place.get() for place, _ in self._places]
+        if any(_form(value) != form for value, (_, form) in zip(values, self._places, strict=True)):
+            return False
+        nested = [value for value in values if not isinstance(value, torch.Tensor)]
+        leaves = [*values, *_torch.flatten(nested)[0]] if nested else values
+        found = [id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        return len({*found}) == len(found) and self._known.isdisjoint(found)
 
     def _overlap(self, inputs: Sequence[torch.Tensor]) -> bool:
         """Return whether inputs share memory with state, or with an input that is written."""
@@ -211,6 +229,11 @@ class CompiledCall:
         """Return where the state is, and how it is laid out there."""
         state = self._tensors
         return [*map(_data_ptr, state), *map(_numel, state), *map(_stride, state)]
+
+    def moved(self) -> list[torch.Tensor]:
+        """Return the tensors of the state that have other memory."""
+        pairs = zip(self._tensors, self._memory, strict=False)
+        return [tensor for tensor, memory in pairs if _data_ptr(tensor) != memory]
 
     def _state_is_same(self) -> bool:
         if self._memory_now() != self._memory:
@@ -251,6 +274,8 @@ class CompiledCall:
             return f"the optimizer has other numbers or state: {names or 'its state'}"
         inputs = self._arguments.accepts(args, kwargs) or []
         shares = "an argument shares its memory with another one or with state that is written"
+        if self._found() is None:
+            return "a tensor that calls replace has another shape, type, layout or place"
         return self.guards.difference() or (shares if self._overlap(inputs) else "nothing")
 
     def changed_numbers(self) -> dict[int, frozenset[str]]:
@@ -349,6 +374,14 @@ def _owned(tensor: torch.Tensor) -> torch.Tensor:
 
 def _place(gradient: torch.Tensor | None) -> Any:
     return None if gradient is None else (_data_ptr(gradient), layout(gradient))
+
+
+def _form(value: Any) -> Any:
+    """Return what code may ask of a value without reading its tensors."""
+    if isinstance(value, torch.Tensor):
+        return layout(value)
+    leaves, structure = _torch.flatten(value)
+    return structure, [_layout(leaf) or (type(leaf), leaf) for leaf in leaves]
 
 
 def _layout(value: Any) -> Any:

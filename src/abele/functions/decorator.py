@@ -157,6 +157,7 @@ class Function:
         self._calls, self._failures, self._said = 0, 0, False
         self._frames = Frames(code_of(function))
         self._promoted: dict[int, frozenset[str]] = {}
+        self._replaced = set[Place]()  # which had other tensors at earlier calls
         self._prologue: Prologue | None = None
         self._may_split = True
         self._batches, self._expands = list[Any](), False
@@ -391,8 +392,9 @@ class Function:
                 self._give_up(error)
 
     def _promote(self) -> None:
-        """Make numbers of optimizers slots once they have changed."""
+        """Make numbers of optimizers slots, and tensors inputs, once they have changed."""
         for program in self.programs:
+            self._replaced.update(program.guards.replaced())
             for key, names in program.changed_numbers().items():
                 self._promoted[key] = self._promoted.get(key, frozenset()) | names
 
@@ -490,6 +492,8 @@ class Function:
         with numbers.in_place(spaces.values()):
             reached = Reached(self._body, self._frames, arguments.others)
             reached.refuse_iterators()
+            moved = [tensor for program in self.programs for tensor in program.moved()]
+            self._replaced.update(reached.places_of(moved))
             _tracing.active = True
             try:
                 with frames.watching():
@@ -502,6 +506,7 @@ class Function:
                         slots=self._may_have_slots(host),
                         host=host,
                         numbers=numbers,
+                        replaced=self._replaced,
                     )
             finally:
                 _tracing.active = False
@@ -543,7 +548,7 @@ class Function:
             [*captured.tensors.values(), *captured.aliases, *captured.gradients.kept],
             [optimizer for _, optimizer in reached.optimizers.values()],
             CHANGING if host is None else CHANGING | host.effects,
-            frozenset((id(each.holder), each.key) for each in kept),
+            frozenset((*((id(e.holder), e.key) for e in kept), *(e.id for e in captured.replaced))),
             reached.caches,
             [each for each in numbers.stand_ins if isinstance(each, Place)],
             reached.scalers,

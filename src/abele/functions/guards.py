@@ -30,6 +30,7 @@ from abele._torch import scaling
 from abele._torch.contexts import around_step
 from abele._torch.replaced import original_of
 from abele.capture import reachable
+from abele.capture.leftovers import ABSENT, tensors_of
 from abele.containers import is_array, is_dict, is_list, is_sequence, parts_of
 from abele.errors import CaptureError
 from abele.functions.frames import PLAIN, Frames, attribute, is_of_library, uses
@@ -119,11 +120,10 @@ class Guards:
         scalers: Iterable[Any] = (),
     ):
         self.free = [*free]
-        self._free = {each.id for each in free}
-        self._left_out, self._stored = left_out, stored
+        self._left_out, self._stored = left_out, stored | {each.id for each in free}
         self._caches = [(each.cache_info, each.cache_info()) for each in caches]
         self._held = collections.defaultdict[int, set[Any]](set)  # keys that are not compared
-        for owner, key in {*self._free, *stored}:
+        for owner, key in self._stored:
             self._held[owner].add(key)
         self._tensors, self._optimizers, self._frames = tensors, optimizers, frames
         self._pairs: list[tuple[Any, str]] = []
@@ -161,7 +161,7 @@ class Guards:
         parts = [space[name] for space in spaces for name in _PARTS if name in space]
         self._dictionaries = [each for each in parts if id(each) not in self._held]
         partly = [each for each in parts if id(each) in self._held]
-        self._beside = [(d, k) for d in partly for k in d if k not in self._held[id(d)]]
+        self._beside = [Place(d, k) for d in partly for k in d if k not in self._held[id(d)]]
         self._kinds = [*dict.fromkeys(map(type, self._modules.values()))]
         for each in (getattr(function, "__func__", function), *map(_forward_of, self._kinds)):
             self._add_function(each)
@@ -220,33 +220,48 @@ class Guards:
         return f"{hiding[0]} has been set" if hiding else None
 
     def changed(self) -> list[Place]:
-        """Return the numbers that differ; none if something else differs, too."""
+        """Return the numbers that differ; none if something else but tensors differs, too."""
+        found = [each for each in self._different() if not _holds_tensors(each[2])]
+        numbers = all(type(a) is type(b) and type(b) in (int, float) for _, a, b in found)
+        same_hooks = self._hooks_now() == self._hooks
+        return [place for place, *_ in found] if numbers and same_hooks else []
+
+    def replaced(self) -> list[Place]:
+        """Return the places of tensors, and of structures of such, that are other ones now."""
+        return [place for place, _, now in self._different() if _holds_tensors(now)]
+
+    def compared(self) -> set[int]:
+        """Return the ``id`` of each tensor that is compared, which code may find to be another."""
+        parts = (part for items in self._contained.values() for _, part in items)
+        found = tensors_of((*self._values, *self._of_modules.values(), *self._parts, *parts))
+        return {*map(id, found)}
+
+    def _different(self) -> Iterator[tuple[Place, Any, Any]]:
+        """Yield the values that differ: their place, the value before and now, or ``ABSENT``."""
         owners = [*(Place(*pair) for pair in self._pairs), *(place for _, place in self._places)]
         pairs = list(zip(owners, self._values, strict=True))
         for (key, name), before in self._of_modules.items():
             space = reachable.attributes_of(self._modules[key])
             if name in space and name not in _PARTS:
                 pairs.append((Place(space, name), before))
+        if len(self._parts_now()) == len(self._parts):
+            of_modules = [*(Place(d, key) for d in self._dictionaries for key in d), *self._beside]
+            pairs += zip(of_modules, self._parts, strict=False)
         for _, value, saved in self._containers:
             now = self._snapshot(value)
             if not (is_dict(value) or is_list(value)) or len(now) != len(saved):
                 continue
             keys = list(value) if is_dict(value) else range(len(saved))
-            parts = zip(keys, saved, now, strict=True)
+            items = zip(keys, saved, now, strict=True)
             pairs += [
-                (Place(value, key), (value[key] if a == b else _plain_of(a))) for key, a, b in parts
+                (Place(value, key), (value[key] if a == b else _plain_of(a))) for key, a, b in items
             ]
-        result: list[Place] = []
         for place, before in pairs:
-            try:
+            now: Any = ABSENT
+            with contextlib.suppress(LookupError):
                 now = place.get()
-            except LookupError:
-                return []
             if not same(before, now):
-                if type(before) is not type(now) or type(now) not in (int, float):
-                    return []
-                result.append(place)
-        return result if self._hooks_now() == self._hooks else []
+                yield place, before, now
 
     def _now(self) -> list[Any]:
         values = [space[name] for space, name in self._pairs]
@@ -269,10 +284,12 @@ class Guards:
         what code uses without a name of its own, such as ``__call__`` and builtins.
         """
         flat = itertools.chain.from_iterable
-        parts = [*flat(map(_values_of, self._dictionaries)), *map(_forward_of, self._kinds)]
+        parts = [*flat(map(_values_of, self._dictionaries))]
+        parts += [each.holder.get(each.key) for each in self._beside]
+        parts += map(_forward_of, self._kinds)
         if self._functions:
             parts += flat(map(_code_of, self._functions))
-        return parts + [space.get(key) for space, key in self._beside]
+        return parts
 
     def _changed_module(self) -> str | None:
         now = dict(self._module_values())
@@ -286,9 +303,8 @@ class Guards:
     def _module_values(self) -> Iterator[tuple[tuple[int, str], Any]]:
         for key, module in self._modules.items():
             for name, value in reachable.attributes_of(module).items():
-                if name in self._left_out or (key, name) in self._stored:
-                    continue
-                if (id(reachable.attributes_of(module)), name) in self._free:
+                keys = {(key, name), (id(reachable.attributes_of(module)), name)}
+                if name in self._left_out or keys & self._stored:
                     continue
                 if name in _PARTS:
                     yield (key, name), id(value)
@@ -312,7 +328,7 @@ class Guards:
         self._add_function(value)
         if key in self._paired or name in self._left_out or _stands_in(value):
             return
-        if key in self._free or key in self._stored or _is_method_of_library(space, value):
+        if key in self._stored or _is_method_of_library(space, value):
             return
         self._paired.add(key)
         if is_dict(space):
@@ -484,6 +500,13 @@ def _is_value(value: Any) -> bool:
     if type(value) is tuple:
         return all(map(_is_value, cast("tuple[Any, ...]", value)))
     return isinstance(value, PLAIN) or type(value).__eq__ is object.__eq__
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Return whether a value is a tensor, or a structure of tensors and plain values."""
+    leaves, _ = _torch.flatten(value)
+    others = [each for each in leaves if not isinstance(each, torch.Tensor)]
+    return len(others) < len(leaves) and all(isinstance(each, PLAIN) for each in others)
 
 
 def _plain_of(item: Any) -> Any:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import dataclasses
 import functools
 import io
 import operator
 import random
 import re
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -23,7 +24,7 @@ import torch
 
 from abele import _torch
 from abele.capture import reachable
-from abele.capture.leftovers import ABSENT, Leftovers, write
+from abele.capture.leftovers import ABSENT, Leftovers, tensors_of, write
 from abele.containers import is_array
 from abele.errors import CaptureError
 from abele.functions.frames import (
@@ -34,8 +35,11 @@ from abele.functions.frames import (
     is_installed,
     is_of_library,
 )
-from abele.functions.varying import Place, Unread, place_of
+from abele.functions.varying import Place, Unread, entry_of, place_of
+from abele.program.aliasing import other_kind
+from abele.trace.adopted import by_strides
 
+KINDS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _MOST = 20_000
 _CACHED: Any = type(functools.lru_cache(len))
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
@@ -118,6 +122,29 @@ class Stored(NamedTuple):
             self.holder.training = value  # modules are watched
         else:
             write(self.holder, self.key, value, None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A tensor that each call finds in a Python object, and replaces.
+
+    Attributes:
+        place: of the tensor, or of a structure that has it.
+        index: among the leaves of the structure.
+        structure: as ``flatten`` returns it; None if the place has the tensor itself.
+    """
+
+    place: Place
+    index: int
+    structure: Any
+
+    def get(self) -> Any:
+        """Return the present tensor; None if the structure is another one."""
+        value = self.place.get()
+        if self.structure is None:
+            return value
+        leaves, structure = _torch.flatten(value)
+        return leaves[self.index] if structure == self.structure else None
 
 
 class Reached:
@@ -203,8 +230,7 @@ class Reached:
             self._contents.append((path, value, _content(value)))
 
     def _tensors(self) -> Iterator[torch.Tensor]:
-        values = (before for _, _, before, _ in self._entries())
-        yield from (each for each in values if isinstance(each, torch.Tensor))
+        yield from tensors_of(before for _, _, before, _ in self._entries())
         yield from self.leftovers.tensors()
 
     def _entries(self) -> Iterator[tuple[Any, str, Any, Any]]:
@@ -216,9 +242,41 @@ class Reached:
             for name in {**before, **now}:
                 yield kind, name, before.get(name, ABSENT), now.get(name, ABSENT)
 
-    def count(self, tensor: torch.Tensor) -> int:
-        """Return how many entries of objects and variables hold a tensor."""
-        return sum(each is tensor for each in self._tensors())
+    def places_of(self, tensors: Iterable[torch.Tensor]) -> Iterator[Place]:
+        """Yield where objects hold some tensors."""
+        known = {*map(id, tensors)}
+        for holder, key, value in (*(e[:3] for e in self._entries()), *self.leftovers.entries()):
+            if id(value) in known and (place := entry_of(holder, key)) is not None:
+                yield place
+
+    def entries(self, place: Place) -> dict[int, Any]:
+        """Return the tensors at a place by their memory; none if one cannot be an input."""
+        found = dict[int, Entry]()
+        with contextlib.suppress(LookupError):
+            leaves, structure = _torch.flatten(value := place.get())
+            for index, leaf in enumerate(leaves):
+                if self._may_be_input(leaf):
+                    within = None if leaf is value else structure
+                    found[_torch.memory_of(leaf)] = Entry(place, index, within)
+                elif not isinstance(leaf, PLAIN):
+                    return {}
+        return found
+
+    def _may_be_input(self, value: Any) -> bool:
+        """Return whether a value is a dense tensor without gradient that one entry holds."""
+        if type(value) not in KINDS or other_kind(value) is not None or value.requires_grad:
+            return False
+        dense = value.permute(by_strides(value)).is_contiguous()
+        return dense and not (value.is_conj() or value.is_neg() or self.shares(value))
+
+    def shares(self, tensor: torch.Tensor) -> bool:
+        """Return whether several entries hold a tensor, or others in its memory."""
+        return self._memories[_torch.memory_of(tensor)] > 1
+
+    @functools.cached_property
+    def _memories(self) -> collections.Counter[int]:
+        tensors = [each for each in self._tensors() if other_kind(each) is None]
+        return collections.Counter(map(_torch.memory_of, tensors))
 
     def has(self, value: Any) -> bool:
         """Return whether an object was reached, before the call."""

@@ -562,3 +562,9 @@ def test_the_layout_of_an_argument_with_gaps_decides(of_view):
 
     refused = stays_eager(match="asks for the layout of a view, at ", calls=20)
     (refused if of_view else compiles(programs=1, calls=20))(build)()
+
+
+@stays_eager(match="negated view", programs=1, target="cpu")
+def test_a_negated_view_as_an_argument(wrap):
+    step = wrap(lambda x: x * 2 + 1)
+    return lambda i: step(torch._neg_view(torch.ones(3)) if i > 2 else torch.ones(3)), lambda: None

@@ -1,5 +1,8 @@
 """Tensors that calls replace in Python objects: averages, hidden states, SAM; LBFGS's closures."""
 
+import copy
+import types
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -143,6 +146,141 @@ def test_an_average_shares_the_memory_of_a_weight(first):
         return call, lambda: task
 
     stays_eager(match="held elsewhere")(build)()
+
+
+# -- tensors that other functions replace ------------------------------------------------------
+
+
+def reading(wrap, change=lambda task, i: None, written=lambda task, i: torch.zeros(3)):
+    """A case of training that replaces tensors, and of an evaluation that reads them."""
+    task, mean = Task(), torch.zeros(3)
+    model, task.other = task.model, torch.ones(3)
+    model.register_buffer("queue", torch.randn(8, 3))
+    model.center, model.ema, model.pair = mean, {"a": torch.zeros(3)}, (mean, torch.ones(3))
+
+    @wrap
+    def step(x, y):
+        nonlocal mean
+        out = model(x)
+        loss = task.update(F.cross_entropy(out @ model.queue.t() @ model.queue + mean, y))
+        mean = 0.9 * mean + 0.1 * out.detach().mean(0)
+        model.queue = torch.cat([out.detach(), model.queue[:-4]])
+        model.ema["a"] = model.ema["a"] + out.detach()[0]
+        model.pair = (model.pair[1], model.pair[0] + out.detach()[1])
+        return loss
+
+    @wrap
+    @torch.no_grad()
+    def evaluate(x, written):
+        written.add_(1)
+        if getattr(model, "center", None) is None:
+            return model.queue, x
+        scores = (model(x) - mean - model.center) @ model.queue.t()
+        scores = scores * (2 if model.center is task.other else 3)
+        return model.queue, model.queue[2:4], scores, model.ema["a"] + model.pair[0] * 2
+
+    def call(i):
+        loss = step(*batch(i))
+        model.center = torch.full((3,), i / 10)
+        change(task, i)
+        queue, rows, *rest = evaluate(batch(i)[0], written(task, i))
+        shared = rows.untyped_storage().data_ptr() == queue.untyped_storage().data_ptr()
+        return loss, queue is model.queue, shared, queue, rows, *rest
+
+    return call, lambda: (task, getattr(model, "center", None), model.ema, model.pair, mean)
+
+
+@compiles(programs=4, calls=20)
+def test_an_evaluation_reads_what_training_replaces(wrap):
+    return reading(wrap)
+
+
+CHANGES = {
+    "shape": (lambda task: torch.zeros(1), 6),
+    "dtype": (lambda task: torch.zeros(3).half(), 6),
+    "None": (lambda task: None, 6),
+    "gradient": (lambda task: torch.zeros(3).requires_grad_(), 6),
+    "parameter": (lambda task: nn.Parameter(torch.zeros(3), requires_grad=False), 6),
+    "layout": (lambda task: torch.arange(6.0)[::2], 6),
+    "known": (lambda task: task.other, 5),
+    "view": (lambda task: task.model.queue[0], 4),
+    "deleted": (lambda task: None, 6),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_another_kind_of_tensor_is_put_there(name):
+    value, programs = CHANGES[name]
+
+    def change(task, i):
+        if i == 8:
+            task.model.center = value(task)
+        if i == 8 and name == "deleted":
+            del task.model.center
+
+    compiles(programs=programs, calls=12)(lambda wrap: reading(wrap, change))()
+
+
+@stays_eager(match="argument shares its memory", programs=4, calls=12)
+def test_an_argument_that_is_written_is_put_there(wrap):
+    return reading(wrap, written=lambda task, i: task.model.center if i == 8 else torch.zeros(3))
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_the_memory_of_a_teacher_is_replaced(trained):
+    def build(wrap):
+        task = Task()
+        teacher = copy.deepcopy(task.model).requires_grad_(trained)
+
+        @wrap
+        def step(x, y):
+            with torch.no_grad():
+                target = teacher(x)
+            return task.update(task.loss(x, y) + F.mse_loss(task.model(x), target))
+
+        def call(i):
+            loss = step(*batch(i))
+            for old, new in zip(teacher.parameters(), task.model.parameters(), strict=True):
+                old.data = 0.9 * old.data + 0.1 * new.data
+            return loss
+
+        return call, lambda: (task, teacher)
+
+    if trained:  # whose gradients a program would have to leave there
+        stays_eager(match="tensor of the state has been replaced", programs=8, calls=12)(build)()
+    else:
+        compiles(programs=2, calls=12)(build)()
+
+
+@pytest.mark.parametrize("reads", ["a mask", "a new object", "twice"])
+def test_replaced_tensors_that_are_no_inputs(reads):
+    def build(wrap):
+        task = Task()
+        task.mask = torch.tensor([True, False, True])
+        task.first = task.pair = (torch.zeros(3),)
+
+        @wrap
+        def step(x):
+            out = task.model(x).detach()
+            if reads == "a mask":
+                return out[:, task.mask]
+            if reads == "a new object":
+                return types.SimpleNamespace(mask=task.mask), out
+            out = out + task.first[0] + task.pair[0]
+            task.pair = (out[0],)
+            return out
+
+        def call(i):
+            task.mask = task.mask.roll(1)
+            task.pair = task.first if i == 1 else task.pair
+            found = step(batch(i)[0])
+            return found if reads != "a new object" else (found[0].mask is task.mask, found[1])
+
+        return call, lambda: task
+
+    programs = {"a mask": 8, "a new object": 1, "twice": 0}[reads]
+    match = "more than 8 programs|with tensors that|held elsewhere"
+    stays_eager(match=match, programs=programs, calls=12)(build)()
 
 
 # -- sharpness-aware minimisation ------------------------------------------------------------
