@@ -60,14 +60,10 @@ class Leftovers:
                 if is_new and isinstance(old, torch.Tensor):
                     yield holder, name, old, now
 
-    def entries(self) -> Iterator[tuple[Any, Any, Any]]:
-        """Yield holder, key and value of the entries of objects before forward ran."""
-        for holder, before in self._before.values():
-            yield from ((holder, key, value) for key, value in before.items())
-
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield the tensors that the objects held before forward ran, with the module's state."""
-        return tensors_of(value for *_, value in self.entries())
+        for _, before in self._before.values():
+            yield from tensors_of(before.values())
 
     def changes(self) -> Iterator[tuple[Any, Any, Any, Any]]:
         """Yield changed entries of objects: holder, key, value before and now.

@@ -38,7 +38,7 @@ from abele.functions.journal import Grad, GradJournal, RealTensors
 from abele.functions.optimizers import Numbers, TracedSteps
 from abele.functions.parallel import Replicas
 from abele.functions.randomness import without_output, without_random_numbers
-from abele.functions.state import KINDS, Changed, Entry, Reached, Stored
+from abele.functions.state import KINDS, Changed, Entry, Reached, Stored, may_be_input
 from abele.functions.varying import Item, Place, Slots, Unread, Varying, entry_of
 from abele.ops.host_call import HostCalls
 from abele.ops.recurrent import StepsNeeded
@@ -174,6 +174,7 @@ def capture(
     host: Host | None = None,
     numbers: Slots,
     replaced: Collection[Place] = (),
+    moved: Collection[torch.Tensor] = (),
 ) -> CapturedCall:
     """Capture a call of a function as one static program.
 
@@ -187,6 +188,7 @@ def capture(
         host: the function in two parts, of which the traced one is captured.
         numbers: those that the program is not to depend on.
         replaced: places that had other tensors at earlier calls.
+        moved: tensors that had other memory at earlier calls.
 
     Raises:
         ChangesError: the call changes objects of Python.
@@ -196,6 +198,8 @@ def capture(
     whole: frozenset[int] = frozenset()
     places = {each: found for each in replaced if (found := reached.entries(each))}
     entries = collections.ChainMap[int, Entry | casts.Cast]({}, *places.values())
+    for each in filter(may_be_input, moved):
+        entries.setdefault(_torch.memory_of(each), Entry(Place([each], 0), 0, None))
     whole_layers = True
     with tracing():
         for _ in range(_MOST_TRACES):
@@ -223,10 +227,13 @@ def capture(
                 whole |= {error.memory}
             except _ReplacedError as error:
                 entries.update(error.entries)
-            except DataDependentError:
-                if not places:
+            except (DataDependentError, _NoInputError):
+                if not places and not moved:
                     raise
-                places.clear()  # one may be a mask, whose value is a condition
+                places, moved = (
+                    {},
+                    (),
+                )  # one may be a mask, whose value is a condition, or be trained
                 entries = collections.ChainMap[int, Entry | casts.Cast]({})
             finally:
                 reached.put_back()
@@ -359,6 +366,9 @@ class _Capture:
     def _check(self, journal: Sequence[Grad], program: Program) -> None:
         """Refuse what a program cannot repeat."""
         self.steps.refuse_scheduled(self._stored)
+        changed = [each.tensor for each in journal if each.after is not each.before]
+        if any(_torch.memory_of(each) in self.entries for each in changed):
+            raise _NoInputError("A tensor that calls replace gets a gradient.")
         if any(each.freezes for each in journal):
             raise CaptureError(
                 "The function leaves requires_grad of a tensor changed. Do that outside."
@@ -386,8 +396,7 @@ class _Capture:
         """
         casting = () if self._casts is None else self._casts.found.values()
         found: dict[int, Any] = {_torch.memory_of(each.get()): each for each in casting}
-        others = [Stored(each.holder, each.key, each.get(), None) for each in self.replaced]
-        for each in (*self._stored, *others):
+        for each in self._stored:
             before, holder = each.before, each.holder
             appends = before is ABSENT and is_list(holder)
             leaves, structure = _torch.flatten(holder if appends else before)
@@ -399,7 +408,7 @@ class _Capture:
                 alone = leaf.permute(order(leaf)).is_contiguous() and self._is_alone(leaf)
                 if appends or not alone or place is None or self.reached.shares(leaf):
                     raise CaptureError(
-                        "A new tensor is put in the place of one that the function computes with "
+                        "The function puts a new tensor in the place of one that it computes with "
                         f"({each.key!r} of a {type(holder).__name__}) and that is held elsewhere, "
                         "too, or read from a list that grows. Write into it with copy_()."
                     )
@@ -407,6 +416,9 @@ class _Capture:
                 found[_torch.memory_of(leaf)] = Entry(place, index, within)
         if not found.keys() <= self.entries.keys():
             raise _ReplacedError(found)
+        others = [each.get() for memory, each in self.entries.items() if memory not in found]
+        if not all(self._is_alone(each) for each in others if isinstance(each, torch.Tensor)):
+            raise _NoInputError("A tensor that calls replace shares its memory with another one.")
 
     def _is_alone(self, tensor: torch.Tensor) -> bool:
         """Return whether no other tensor that the call computes with shares memory with one."""
@@ -465,7 +477,8 @@ class _Capture:
         _refuse_attributes(leaf)
         if id(leaf) in self._moved:
             owner = self._moved[id(leaf)][1]
-            return View(owner, owner.shape, owner.stride(), 0, owner.dtype)
+            source: Any = self.entries.get(_torch.memory_of(owner), owner)
+            return View(source, owner.shape, owner.stride(), 0, owner.dtype)
         if isinstance(leaf, torch.Tensor) and not isinstance(leaf, _torch.FakeTensor):
             if self._grads.has_given(leaf):
                 raise CaptureError("The function returns or keeps a gradient that it has found.")
@@ -760,6 +773,10 @@ class _ReplacedError(CaptureError):
     def __init__(self, entries: Mapping[int, Entry | casts.Cast]):
         super().__init__("The function computes with tensors that calls replace.")
         self.entries = entries
+
+
+class _NoInputError(CaptureError):
+    """A tensor that calls replace cannot be an input of the program."""
 
 
 class ChangesError(CaptureError):

@@ -158,6 +158,7 @@ class Function:
         self._frames = Frames(code_of(function))
         self._promoted: dict[int, frozenset[str]] = {}
         self._replaced = set[Place]()  # which had other tensors at earlier calls
+        self._moved = dict[int, torch.Tensor]()  # which had other memory, by ``id``
         self._prologue: Prologue | None = None
         self._may_split = True
         self._batches, self._expands = list[Any](), False
@@ -395,6 +396,7 @@ class Function:
         """Make numbers of optimizers slots, and tensors inputs, once they have changed."""
         for program in self.programs:
             self._replaced.update(program.guards.replaced())
+            self._moved |= {id(tensor): tensor for tensor in program.moved()}
             for key, names in program.changed_numbers().items():
                 self._promoted[key] = self._promoted.get(key, frozenset()) | names
 
@@ -492,8 +494,6 @@ class Function:
         with numbers.in_place(spaces.values()):
             reached = Reached(self._body, self._frames, arguments.others)
             reached.refuse_iterators()
-            moved = [tensor for program in self.programs for tensor in program.moved()]
-            self._replaced.update(reached.places_of(moved))
             _tracing.active = True
             try:
                 with frames.watching():
@@ -507,6 +507,7 @@ class Function:
                         host=host,
                         numbers=numbers,
                         replaced=self._replaced,
+                        moved=self._moved.values(),
                     )
             finally:
                 _tracing.active = False

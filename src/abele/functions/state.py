@@ -16,7 +16,7 @@ import operator
 import random
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -35,7 +35,7 @@ from abele.functions.frames import (
     is_installed,
     is_of_library,
 )
-from abele.functions.varying import Place, Unread, entry_of, place_of
+from abele.functions.varying import Place, Unread, place_of
 from abele.program.aliasing import other_kind
 from abele.trace.adopted import by_strides
 
@@ -242,32 +242,18 @@ class Reached:
             for name in {**before, **now}:
                 yield kind, name, before.get(name, ABSENT), now.get(name, ABSENT)
 
-    def places_of(self, tensors: Iterable[torch.Tensor]) -> Iterator[Place]:
-        """Yield where objects hold some tensors."""
-        known = {*map(id, tensors)}
-        for holder, key, value in (*(e[:3] for e in self._entries()), *self.leftovers.entries()):
-            if id(value) in known and (place := entry_of(holder, key)) is not None:
-                yield place
-
     def entries(self, place: Place) -> dict[int, Any]:
         """Return the tensors at a place by their memory; none if one cannot be an input."""
         found = dict[int, Entry]()
         with contextlib.suppress(LookupError):
             leaves, structure = _torch.flatten(value := place.get())
             for index, leaf in enumerate(leaves):
-                if self._may_be_input(leaf):
+                if may_be_input(leaf) and not self.shares(leaf):
                     within = None if leaf is value else structure
                     found[_torch.memory_of(leaf)] = Entry(place, index, within)
                 elif not isinstance(leaf, PLAIN):
                     return {}
         return found
-
-    def _may_be_input(self, value: Any) -> bool:
-        """Return whether a value is a dense tensor without gradient that one entry holds."""
-        if type(value) not in KINDS or other_kind(value) is not None or value.requires_grad:
-            return False
-        dense = value.permute(by_strides(value)).is_contiguous()
-        return dense and not (value.is_conj() or value.is_neg() or self.shares(value))
 
     def shares(self, tensor: torch.Tensor) -> bool:
         """Return whether several entries hold a tensor, or others in its memory."""
@@ -395,6 +381,15 @@ def _path(owner: str, holder: Any, key: Any) -> str:
     if isinstance(holder, dict | list):
         return f"{owner}[{key!r}]"
     return f"{owner}.{key}"
+
+
+def may_be_input(value: Any) -> bool:
+    """Return whether a value is a tensor that each call of a program may find elsewhere."""
+    if type(value) not in KINDS or other_kind(value) is not None or not value.is_leaf:
+        return False
+    return value.permute(by_strides(value)).is_contiguous() and not (
+        value.is_conj() or value.is_neg()
+    )
 
 
 def _is_traced(before: Any, value: Any) -> bool:
