@@ -92,9 +92,9 @@ class CompiledCall:
         self._read = captured.read
         kept = [s for s in captured.stored if not issubclass(type(s.before), Unread)]
         self._replaced = [(entry_of(s.holder, s.key), form_of(s.before)) for s in kept]
-        self._places = [(each, _form(each.get())) for each in captured.replaced]
-        replaced = _torch.flatten([each.get() for each in captured.replaced])[0]
-        self._known = (guards.compared() | {*map(id, self._tensors)}) - {*map(id, replaced)}
+        self._replaced += [(each, form_of(each.get())) for each in captured.replaced]
+        self._known = guards.compared() | {*map(id, self._tensors)}
+        self._known -= {*self._others_found()}
         written = {(s.role, s.name) for s in captured.program.inputs if s.mutated}
         self._written = [t for key, t in captured.tensors.items() if key in written]
         leaves = (*captured.leaves, *(item.leaf for item in captured.items))
@@ -175,8 +175,7 @@ class CompiledCall:
             return None
         if not self._follow_numbers() or not self.guards.hold():
             return None
-        further = self._given or self._replaced or self._places
-        found = self._found() if further else []  # which may make casts
+        found = self._found() if self._given or self._replaced else []  # which may make casts
         if found is None:
             return None
         inputs = [*inputs, *found] if found else inputs
@@ -190,7 +189,8 @@ class CompiledCall:
         try:
             found = [get() for get in self._given]
             is_same = all(not p or form_of(p.get()) == form for p, form in self._replaced)
-            is_same = is_same and (not self._places or self._are_others())
+            others = self._others_found() if self.captured.replaced else []
+            is_same = is_same and len({*others}) == len(others) and self._known.isdisjoint(others)
         except LookupError:  # an entry that is no more
             return None
         if not is_same or list(map(_layout, found)) != self._layouts:
@@ -198,15 +198,10 @@ class CompiledCall:
         pairs = zip(found, self._orders, strict=True)
         return [t.detach().permute(how) if how else t.detach() for t, how in pairs]
 
-    def _are_others(self) -> bool:
-        """Return whether tensors that others replace are like those before, and no known ones."""
-        values = [place.get() for place, _ in self._places]
-        if any(_form(value) != form for value, (_, form) in zip(values, self._places, strict=True)):
-            return False
-        nested = [value for value in values if not isinstance(value, torch.Tensor)]
-        leaves = [*values, *_torch.flatten(nested)[0]] if nested else values
-        found = [id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        return len({*found}) == len(found) and self._known.isdisjoint(found)
+    def _others_found(self) -> list[int]:
+        """Return the ``id`` of each tensor that is where others replace tensors."""
+        leaves = _torch.flatten([each.get() for each in self.captured.replaced])[0]
+        return [id(each) for each in leaves if isinstance(each, torch.Tensor)]
 
     def _overlap(self, inputs: Sequence[torch.Tensor]) -> bool:
         """Return whether inputs share memory with state, or with an input that is written."""
@@ -374,14 +369,6 @@ def _owned(tensor: torch.Tensor) -> torch.Tensor:
 
 def _place(gradient: torch.Tensor | None) -> Any:
     return None if gradient is None else (_data_ptr(gradient), layout(gradient))
-
-
-def _form(value: Any) -> Any:
-    """Return what code may ask of a value without reading its tensors."""
-    if isinstance(value, torch.Tensor):
-        return layout(value)
-    leaves, structure = _torch.flatten(value)
-    return structure, [_layout(leaf) or (type(leaf), leaf) for leaf in leaves]
 
 
 def _layout(value: Any) -> Any:

@@ -39,6 +39,7 @@ from abele.functions.varying import Place, Unread
 
 _MOST_ITEMS, _MOST_PARTS = 4096, 16
 _DEPTH = 8
+_STRUCTURES = (torch.Tensor, tuple, list, dict)
 _PARTS = ("_parameters", "_buffers", "_modules")
 _values_of: Callable[[Any], Iterable[Any]] = dict[str, Any].values
 _items_of: Callable[[Any], Any] = dict[Any, Any].items
@@ -221,14 +222,14 @@ class Guards:
 
     def changed(self) -> list[Place]:
         """Return the numbers that differ; none if something else but tensors differs, too."""
-        found = [each for each in self._different() if not _holds_tensors(each[2])]
+        found = [each for each in self._different() if not isinstance(each[2], _STRUCTURES)]
         numbers = all(type(a) is type(b) and type(b) in (int, float) for _, a, b in found)
         same_hooks = self._hooks_now() == self._hooks
         return [place for place, *_ in found] if numbers and same_hooks else []
 
     def replaced(self) -> list[Place]:
-        """Return the places of tensors, and of structures of such, that are other ones now."""
-        return [place for place, _, now in self._different() if _holds_tensors(now)]
+        """Return the places of tensors, and of structures of such, that may be other ones now."""
+        return [place for place, _, now in self._different() if isinstance(now, _STRUCTURES)]
 
     def compared(self) -> set[int]:
         """Return the ``id`` of each tensor that is compared, which code may find to be another."""
@@ -500,13 +501,6 @@ def _is_value(value: Any) -> bool:
     if type(value) is tuple:
         return all(map(_is_value, cast("tuple[Any, ...]", value)))
     return isinstance(value, PLAIN) or type(value).__eq__ is object.__eq__
-
-
-def _holds_tensors(value: Any) -> bool:
-    """Return whether a value is a tensor, or a structure of tensors and plain values."""
-    leaves, _ = _torch.flatten(value)
-    others = [each for each in leaves if not isinstance(each, torch.Tensor)]
-    return len(others) < len(leaves) and all(isinstance(each, PLAIN) for each in others)
 
 
 def _plain_of(item: Any) -> Any:

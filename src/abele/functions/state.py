@@ -439,7 +439,7 @@ def same(before: Any, after: Any) -> bool:
 def form_of(value: Any) -> Any:
     """Return what code may decide by without reading a tensor: types, shapes and plain values."""
     if isinstance(value, torch.Tensor):
-        return type(value), value.dtype, value.shape
+        return type(value), value.dtype, value.shape, value.device
     if isinstance(value, PLAIN):
         return type(value), value
     leaves, structure = _torch.flatten(value)
