@@ -33,14 +33,13 @@ def user_line() -> str:
 def called_by_user() -> bool:
     """Return whether the user's code calls what this project has replaced, and no library."""
     frame = inspect.currentframe()
-    while frame is not None and _is_between(frame.f_code.co_filename):
+    while frame is not None:
+        file = frame.f_code.co_filename
+        # Torch's overrides.py calls functions that are replaced.
+        if not (Path(file).is_relative_to(_OWN) or file.endswith("overrides.py")):
+            return not is_library(file)
         frame = frame.f_back
-    return frame is not None and not is_library(frame.f_code.co_filename)
-
-
-def _is_between(file: str) -> bool:
-    """Return whether a file is this project's, or torch's for functions that are replaced."""
-    return Path(file).is_relative_to(_OWN) or file.endswith("overrides.py")
+    return False
 
 
 def _innermost() -> tuple[int, FrameType]:

@@ -171,7 +171,9 @@ class Table:
         elif self._columns is None and not self._path.read_bytes().endswith(b"\n"):
             lines.append("")  # the last run was killed in the middle of a row
         self._columns = columns
-        values = [_cell(name, metrics[name]) if name in metrics else "" for name in columns]
+        # A rate of 0.0003 that rises by a hundredth each step has nothing to show in five decimals.
+        digits = {"learning_rate": ".8g"}
+        values = [f"{metrics[n]:{digits.get(n, '.5f')}}" if n in metrics else "" for n in columns]
         lines.append(",".join([str(step), *values]))
         with _naming(self._path), open(self._path, "a", encoding="utf-8") as file:
             file.write("\n".join(lines) + "\n")
@@ -181,11 +183,6 @@ class Table:
         with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8") as file:
             return file.readline().strip().split(",")[1:] or None
         return None
-
-
-def _cell(name: str, value: float) -> str:
-    # A rate of 0.0003 that rises by a hundredth each step has nothing to show in five decimals.
-    return f"{value:.8g}" if name == "learning_rate" else f"{value:.5f}"
 
 
 _ROOM = 500  # characters that are left in the record of a run for how it ends

@@ -239,7 +239,7 @@ def _describe(system: System, index: int, driver: str | None) -> dict[str, Any]:
         "clock_mhz": ask("ClockInfo", nvml.NVML_CLOCK_SM),
         "clock_max_mhz": ask("MaxClockInfo", nvml.NVML_CLOCK_SM),
         "temperature_c": ask("Temperature", nvml.NVML_TEMPERATURE_GPU),
-        "power_w": _in_units(ask("PowerUsage"), 1e-3),
+        "power_w": None if (milliwatts := ask("PowerUsage")) is None else milliwatts * 1e-3,
         "utilisation": getattr(rates, "gpu", None),
         "numa_node": ask("NumaNodeId"),
         "driver": driver,
@@ -247,10 +247,6 @@ def _describe(system: System, index: int, driver: str | None) -> dict[str, Any]:
         "bus": address.decode() if isinstance(address, bytes) else address,
         "uuid": ask("UUID"),
     }
-
-
-def _in_units(value: float | None, scale: float) -> float | None:
-    return None if value is None else value * scale
 
 
 # Between two readings of counters: of energy, and of time that the kernel counts in hundredths.

@@ -27,7 +27,7 @@ from abele.compilation.executable import (
 from abele.compilation.start import Start
 from abele.program import Program
 from abele.step.config import StepConfig
-from abele.targets import Target, get_target
+from abele.targets import get_target
 from abele.targets.base import COMPILED
 
 #: The target that interprets: needs no compiler, and results are bitwise those of PyTorch.
@@ -120,7 +120,9 @@ def _why_wait(wanted: Wanted, lowered: Lowered) -> str | None:
     target = lowered.target
     if wanted.start is Start.WAIT:
         return "as asked"
-    if _is_ready(lowered) and not _change_is_asked_for(target):
+    # ABELE_SWAP_AT may name the update at which compiled programs take over.
+    asked = start.swap_at() is not None and target.name != INTERPRETING
+    if _is_ready(lowered) and not asked:
         trusted = all(target.lowering(name).trusted for name in lowered.names)
         if trusted or wanted.start is not Start.TIERED:
             return "nothing is compiled for these programs"
@@ -144,11 +146,6 @@ def _is_ready(lowered: Lowered) -> bool:
     """Return whether programs run without a compiler, by kernels that exist already."""
     compiles = any(lowered.target.lowering(name).compiles for name in lowered.names)
     return not compiles and not lowered.setup_seconds_left
-
-
-def _change_is_asked_for(target: Target) -> bool:
-    """Return whether ``ABELE_SWAP_AT`` names the update at which compiled programs take over."""
-    return start.swap_at() is not None and target.name != INTERPRETING
 
 
 def _why_not_worth_it(lowered: Lowered) -> str | None:

@@ -160,7 +160,7 @@ class CapturedCall:
     items: Sequence[Item]
     calls: HostCalls
     scalers: Sequence[Any]
-    replaced: Sequence[Place]
+    replaced: Sequence[Place] = ()
 
 
 def capture(
@@ -195,12 +195,11 @@ def capture(
         CaptureError: the call cannot be one program.
         Exception: of the function itself.
     """
-    whole: frozenset[int] = frozenset()
+    whole, whole_layers = frozenset[int](), True
     places = {each: found for each in replaced if (found := reached.entries(each))}
-    entries = collections.ChainMap[int, Entry | casts.Cast]({}, *places.values())
-    for each in filter(may_be_input, moved):
-        entries.setdefault(_torch.memory_of(each), Entry(Place([each], 0), 0, None))
-    whole_layers = True
+    kept = list(filter(may_be_input, moved))
+    own: dict[int, Any] = {_torch.memory_of(tensor): Entry(Place([tensor], 0)) for tensor in kept}
+    entries = collections.ChainMap[int, Entry | casts.Cast]({}, *places.values(), own)
     with tracing():
         for _ in range(_MOST_TRACES):
             events = [] if host is None else host.events
@@ -215,10 +214,9 @@ def capture(
                 whole=whole,
                 whole_layers=whole_layers,
                 entries=entries,
-                replaced=[*places],
             )
             try:
-                return attempt.made()
+                return dataclasses.replace(attempt.made(), replaced=[*places])
             except StepsNeeded:
                 whole_layers = False
             except SharedMemoryError as error:
@@ -227,14 +225,10 @@ def capture(
                 whole |= {error.memory}
             except _ReplacedError as error:
                 entries.update(error.entries)
-            except (DataDependentError, _NoInputError):
+            except (DataDependentError, _NoInputError):  # by a mask, or a weight that is trained
                 if not places and not moved:
                     raise
-                places, moved = (
-                    {},
-                    (),
-                )  # one may be a mask, whose value is a condition, or be trained
-                entries = collections.ChainMap[int, Entry | casts.Cast]({})
+                places, moved, entries = {}, (), collections.ChainMap[int, Entry | casts.Cast]({})
             finally:
                 reached.put_back()
     raise CaptureError("The function uses tensors that overlap in memory in too many ways.")
@@ -262,7 +256,6 @@ class _Capture:
     whole: frozenset[int]
     whole_layers: bool
     entries: Mapping[int, Entry | casts.Cast]
-    replaced: Sequence[Place]
 
     _observed_tensors: RealTensors = dataclasses.field(init=False)
 
@@ -344,7 +337,6 @@ class _Capture:
             items=[*numbers.items],
             calls=self._replicas.calls,
             scalers=self.reached.scalers,
-            replaced=self.replaced,
         )
 
     def _slots(self) -> dict[tuple[Role, str], tuple[torch.Tensor, torch.Tensor]]:
@@ -665,7 +657,10 @@ class _Capture:
 
         def zero_grad(original: Function, owner: Any, *args: Any, **kwargs: Any) -> None:
             removed = bool((*args, kwargs.get("set_to_none", True))[0])
-            self._grads.note_emptied(_params_of(owner), removed=removed)
+            of_module = isinstance(owner, torch.nn.Module)
+            groups = [{"params": owner.parameters()}] if of_module else owner.param_groups
+            params = [param for group in groups for param in group["params"]]
+            self._grads.note_emptied(params, removed=removed)
             # Zeros and None differ for weights that a later call leaves unused.
             self.keep |= not removed
             original(owner, *args, **kwargs)
@@ -755,12 +750,6 @@ def _are_one(first: torch.Tensor, second: torch.Tensor) -> bool:
     if first is second:
         return True
     return _layout(first) == _layout(second) and _torch.memory_of(first) == _torch.memory_of(second)
-
-
-def _params_of(owner: Any) -> list[torch.Tensor]:
-    if isinstance(owner, torch.nn.Module):
-        return list(owner.parameters())
-    return [param for group in owner.param_groups for param in group["params"]]
 
 
 class _ReplacedError(CaptureError):

@@ -329,7 +329,10 @@ class Guards:
         self._add_function(value)
         if key in self._paired or name in self._left_out or _stands_in(value):
             return
-        if key in self._stored or _is_method_of_library(space, value):
+        methods = types.FunctionType | types.MethodDescriptorType
+        is_method = isinstance(space, type) and isinstance(value, methods)
+        of_library = is_method and is_of_library(getattr(value, "__module__", None) or "torch")
+        if key in self._stored or of_library:
             return
         self._paired.add(key)
         if is_dict(space):
@@ -470,14 +473,6 @@ def cells_of(function: Any, frames: Frames) -> Iterator[tuple[str, types.CellTyp
                 with contextlib.suppress(ValueError):  # not assigned
                     _ = cell.cell_contents
                     yield name, cell
-
-
-def _is_method_of_library(space: Any, value: Any) -> bool:
-    return (
-        isinstance(space, type)
-        and isinstance(value, types.FunctionType | types.MethodDescriptorType)
-        and is_of_library(getattr(value, "__module__", None) or "torch")
-    )
 
 
 def may_have_attributes(value: Any) -> bool:

@@ -86,8 +86,9 @@ class Host:
                 self.fresh[len(self.events), name] = id(value)
                 self._contents.append((value, _parts(value)))
         if not self.late[index]:
-            _check_early_values({n: v for n, v in variables.items() if n != self.receiver})
             for name, value in variables.items():
+                if name != self.receiver:
+                    _check_early_value(name, value)
                 is_tensor = isinstance(value, torch.Tensor)
                 variables[name] = value.detach().clone() if is_tensor else value
         self.events.append((index, variables))
@@ -161,13 +162,11 @@ class Held(Opaque):
     __hash__ = object.__hash__
 
 
-def _check_early_values(variables: Mapping[str, Any]) -> None:
-    """Refuse objects whose tensors the function may go on to change."""
-    for name, value in variables.items():
-        kinds = (torch.Tensor, np.ndarray)
-        leaves = [] if isinstance(value, torch.Tensor) else _torch.flatten(value)[0]
-        if any(holds_tensors(leaf) for leaf in leaves if not isinstance(leaf, kinds)):
-            raise CaptureError(
-                f"A statement with a number of a tensor, or a change of a Python object, uses "
-                f"{name} before the function goes on to change it. Put the statement last."
-            )
+def _check_early_value(name: str, value: Any) -> None:
+    """Refuse an object whose tensors the function may go on to change."""
+    leaves = [] if isinstance(value, torch.Tensor) else _torch.flatten(value)[0]
+    if any(holds_tensors(e) for e in leaves if not isinstance(e, torch.Tensor | np.ndarray)):
+        raise CaptureError(
+            f"A statement with a number of a tensor, or a change of a Python object, uses "
+            f"{name} before the function goes on to change it. Put the statement last."
+        )

@@ -14,16 +14,7 @@ import contextlib
 import dataclasses
 import operator
 import threading
-from collections.abc import (
-    Callable,
-    Collection,
-    Generator,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-    Sized,
-)
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -114,7 +105,8 @@ class Numbers:
             now = list(map(operator.getitem, self._holders, self._keys))
         except KeyError:
             return False
-        return are_same(now, self._entries) or all(map(_is_same_entry, now, self._entries))
+        pairs = zip(now, self._entries, strict=True)
+        return all(a is b or (not isinstance(a, torch.Tensor) and a == b) for a, b in pairs)
 
     def _step_now(self) -> tuple[Any, Any]:
         return type(self.optimizer).step, self.optimizer.__dict__.get("step")
@@ -127,7 +119,8 @@ class Numbers:
         if [*map(list, now)] != [*map(list, self.seen)]:
             return set(), {"param_groups"}
         pairs = list(zip(self.seen, now, strict=True))
-        names = {n for a, b in pairs for n in {**a, **b} if not _are_equal(a.get(n), b.get(n))}
+        found = [(n, a.get(n), b.get(n)) for a, b in pairs for n in {**a, **b}]
+        names = {n for n, a, b in found if type(a) is not type(b) or a != b}
         return names & self.variable, names - self.variable
 
     def follow(self, write: Callable[[str, float], None]) -> None:
@@ -139,10 +132,6 @@ class Numbers:
                 if self.slots.get(name) != number:
                     self.slots[name] = number
                     write(name, number)
-
-
-def _is_same_entry(now: Any, before: Any) -> bool:
-    return now is before or (not isinstance(now, torch.Tensor) and now == before)
 
 
 def _kinds_of(kind: Any) -> Iterator[Any]:
@@ -162,10 +151,6 @@ def numbers_of(optimizer: torch.optim.Optimizer, free: frozenset[Any]) -> list[_
 def _fixed(group: _Group, free: frozenset[Any]) -> _Group:
     """Return a group without numbers at given places."""
     return {k: v for k, v in group.items() if (id(group), k) not in free} if free else group
-
-
-def _are_equal(now: Any, before: Any) -> bool:
-    return type(now) is type(before) and now == before
 
 
 def _slots_of(label: str, index: int, group: _Group, names: frozenset[str]) -> dict[str, float]:
@@ -215,7 +200,7 @@ class TracedSteps:
         self,
         stand_in: StandIn,
         promoted: Mapping[int, frozenset[str]],
-        events: Sized,
+        events: Sequence[Any],
         *,
         slots: bool = True,
         free: Iterable[Any] = (),
@@ -356,9 +341,9 @@ class TracedSteps:
                 name = f"{index}.{place}"
                 names.append(name)
                 self.consumed[id(param)] = param.grad, param.grad._version
-                _require_wide(optimizer, param)
+                _require_known(optimizer, param)
                 params[name] = self._stand_in(param)
-                grads[name] = self._stand_in(_dense(param.grad))
+                grads[name] = self._stand_in(param.grad)
                 state[name] = self._state(optimizer, kind, param, values)
             slots = self._slots(kind, numbers, index, group)
             hyper |= {f"group{index}.{name}": value for name, value in slots.items()}
@@ -432,13 +417,9 @@ def _values(optimizer: Any, kind: Kind, group: _Group) -> dict[str, float]:
     return values | switches(optimizer, kind.rule, group) | largest
 
 
-def _dense(grad: torch.Tensor) -> torch.Tensor:
-    if grad.layout is not torch.strided:
+def _require_known(optimizer: Any, param: Any) -> None:
+    if param.grad.layout is not torch.strided:
         raise CaptureError("A gradient is sparse; a program computes with dense tensors.")
-    return grad
-
-
-def _require_wide(optimizer: Any, param: torch.Tensor) -> None:
     if param.dtype not in (torch.float32, torch.float64, torch.bfloat16):
         raise CaptureError(
             f"{type(optimizer).__name__} updates parameters of {param.dtype}. A program rounds "

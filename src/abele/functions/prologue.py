@@ -53,6 +53,10 @@ _UNSPLIT = frozenset({"locals", "vars", "eval", "exec", "dir", "globals"})
 # Methods that set no numbers.
 _LEFT_BEHIND = frozenset({"zero_grad", "train", "eval"})
 _DEPTH, _MOST = 4, 16
+_COMPUTED = (
+    *(ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.List, ast.Dict),
+    *(ast.JoinedStr, ast.FormattedValue),
+)
 _SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign)
 # What sets or reads numbers of optimizers.
 _STEPS = frozenset({"step", "load_state_dict", "state_dict", "param_groups", "lr", "get_last_lr"})
@@ -388,17 +392,7 @@ class _Reader:
             case ast.Tuple() if isinstance(node.ctx, ast.Load):
                 values = tuple(map(self.value, node.elts))
                 return _NUMBER if all(map(_is_plain, values)) else values
-            case (
-                ast.BinOp()
-                | ast.UnaryOp()
-                | ast.BoolOp()
-                | ast.Compare()
-                | ast.IfExp()
-                | ast.JoinedStr()
-                | ast.FormattedValue()
-                | ast.List()
-                | ast.Dict()
-            ):
+            case _ if isinstance(node, _COMPUTED):
                 for each in ast.iter_child_nodes(node):
                     if isinstance(each, ast.expr):
                         self._number(each)

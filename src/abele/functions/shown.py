@@ -71,16 +71,15 @@ class Recording:
             self._recorded.append(program)  # in this order, while the list has the latest first
             run = self._run()
             if self._recorder is None:
-                self._recorder = Recorder(_free(folder), run, self._now, trouble=self._trouble)
+
+                def now(run: Run, over: bool) -> Run:
+                    return dataclasses.replace(run, build=facts.build(self._programs[0].record))
+
+                self._recorder = Recorder(_free(folder), run, now, trouble=self._trouble)
                 self._recorder.built(run, 0)
             else:
                 self._recorder.changed(run, f"a program for other calls: {len(self._programs)} now")
             program.session.add_observer(_Calls(self._recorder, program.session.loss))
-
-    def _now(self, run: Run, over: bool) -> Run:
-        """Return the run with which programs run now."""
-        del over
-        return dataclasses.replace(run, build=facts.build(self._programs[0].record))
 
     def changed(self, what: str) -> None:
         """Record that other programs run, such as compiled ones."""

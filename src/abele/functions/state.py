@@ -135,8 +135,8 @@ class Entry:
     """
 
     place: Place
-    index: int
-    structure: Any
+    index: int = 0
+    structure: Any = None
 
     def get(self) -> Any:
         """Return the present tensor; None if the structure is another one."""
@@ -207,8 +207,10 @@ class Reached:
             self.scalers.append(value)
         self._paths.setdefault(id(value), path)
         self._note_generator(path, value)
-        self._note_class(value if isinstance(value, type) else type(value))
-        if _is_stateful_of_torch(value):
+        kind: Any = value if isinstance(value, type) else type(value)
+        self._note_class(kind)
+        of_torch = str(kind.__module__).startswith(("torch.optim", "torch.amp"))
+        if of_torch and kind is not value and kind.__dictoffset__:  # which steps may change
             attributes = reachable.attributes_of(value)
             self._paths.setdefault(id(attributes), path)
             inside.append(attributes)
@@ -445,16 +447,6 @@ def form_of(value: Any) -> Any:
     leaves, structure = _torch.flatten(value)
     is_leaf = any(each is value for each in leaves)
     return cast("Any", type(value)) if is_leaf else (structure, [*map(form_of, leaves)])
-
-
-def _is_stateful_of_torch(value: Any) -> bool:
-    """Return whether an object is torch's and has attributes that steps may change."""
-    kind = cast("Any", type(value))
-    return (
-        str(kind.__module__).startswith(("torch.optim", "torch.amp"))
-        and not isinstance(value, type)
-        and kind.__dictoffset__ != 0
-    )
 
 
 def holds_tensors(value: Any) -> bool:

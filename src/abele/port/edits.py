@@ -253,15 +253,10 @@ def _first_use(
     names |= {name for line in imports for each in parsed(line) for name in _bound_by(each)}
     names -= {"torch"}
     for index, statement in enumerate(body):
-        if not _is_import(statement) and names & set(reads(statement)):
+        line = isinstance(statement, cst.SimpleStatementLine) and statement.body[0]
+        if not isinstance(line, cst.Import | cst.ImportFrom) and names & set(reads(statement)):
             return index
     return len(body)
-
-
-def _is_import(statement: Any) -> bool:
-    return isinstance(statement, cst.SimpleStatementLine) and isinstance(
-        statement.body[0], cst.Import | cst.ImportFrom
-    )
 
 
 def _bound_by(statement: _Statement) -> list[str]:

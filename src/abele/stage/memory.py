@@ -330,7 +330,9 @@ class Memory:
         parts = [
             Part(
                 role=role,
-                size=_maximum(several) if role in _AT_TIMES else Interval.sum(several),
+                size=Interval(*(max(getattr(each, end) for each in several) for end in ENDS))
+                if role in _AT_TIMES
+                else Interval.sum(several),
                 always=role in _STATE.values(),
             )
             for role, several in sizes.items()
@@ -347,10 +349,6 @@ class Memory:
             Part(role="tiles that are fuller than others", size=uneven, always=True),
             Part(role="code and exchange", size=code, always=True),
         )
-
-
-def _maximum(several: Sequence[Interval]) -> Interval:
-    return Interval(*(max(getattr(each, end) for each in several) for end in ENDS))
 
 
 def _backward(value: Value) -> Sequence[int]:

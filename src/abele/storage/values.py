@@ -64,7 +64,10 @@ def encode(value: Any, other: Callable[[Any], Any] | None = None) -> Any:
     if type(value) in _PLAIN:
         return value
     if type(value) is float:
-        return value if math.isfinite(value) else {"float": _special(value)}
+        if math.isfinite(value):
+            return value
+        # As text; a NaN with unusual bits by its bits.
+        return {"float": str(value) if bits(value) in _USUAL else struct.pack(">d", value).hex()}
     for tag, kind in _NAMED.items():
         if isinstance(value, kind):
             return {tag: str(value).removeprefix("torch.")}
@@ -79,11 +82,6 @@ def encode(value: Any, other: Callable[[Any], Any] | None = None) -> Any:
         f"A value of type {type(value).__name__} cannot be stored, found {value!r}. What can be: "
         "numbers, strings, None, dtypes, devices, and containers of these."
     )
-
-
-def _special(value: float) -> str:
-    """Format an infinity or NaN as text; a NaN with unusual bits by its bits."""
-    return str(value) if bits(value) in _USUAL else struct.pack(">d", value).hex()
 
 
 _USUAL = {bits(value) for value in (math.inf, -math.inf, math.nan)}

@@ -108,7 +108,7 @@ def trace(
         lookup.start()
         with operator_cache.remembering(mode, state, adopted) as (assigned, left):
             assigned.keep(
-                (_known_as(item), tensor)
+                ("an input" if item.role is Role.INPUT else item.name, tensor)
                 for item, tensor in zip(named, tensors, strict=True)
                 if item.role in _OF_FORWARD
             )
@@ -136,11 +136,6 @@ def trace(
     for memory, value in changed:
         memory.leave(value)
     return _as_program(name, graph, named, anchors, time.perf_counter() - started), results[0]
-
-
-def _known_as(item: Named) -> str:
-    """Return the user's name of a program's input slot."""
-    return "an input" if item.role is Role.INPUT else item.name
 
 
 def fake_of(item: Named, mode: _torch.FakeTensorMode) -> torch.Tensor:

@@ -125,7 +125,8 @@ def run(
         local_world_size=count,
         rdzv_handler=_Rendezvous(address, port),
         entrypoint=sys.executable,
-        args=("-I", "-S", SHIM, *map(_escaped, program)),
+        # The agent replaces ${local_rank}; arguments of the program are none of its business.
+        args=("-I", "-S", SHIM, *(word.replace("$", "$$") for word in program)),
         max_restarts=restarts,
         monitor_interval=0.05,
     )
@@ -145,11 +146,6 @@ def run(
 def _is_ignored(name: str) -> bool:
     # nohup and shells' background jobs rely on it.
     return signal.getsignal(getattr(signal, name)) == signal.SIG_IGN
-
-
-def _escaped(word: str) -> str:
-    # The agent replaces ${local_rank} in arguments; those of the program are none of its business.
-    return word.replace("$", "$$")
 
 
 class _AsDetail(logging.Handler):

@@ -271,7 +271,9 @@ def default(option: Option) -> str:
 
 
 def _version(text: str | None) -> str:
-    versions = {"poprun": _own_version(), "torch": _installed("torch")}
+    # Importing abele would load torch, and a source tree has no installed distribution.
+    own = runpy.run_path(str(Path(__file__).parents[2] / "abele/version.py"))["__version__"]
+    versions = {"poprun": own, "torch": _installed("torch")}
     if text == "json":
         return json.dumps(versions)
     return f"poprun {versions['poprun']} (torch {versions['torch']})"
@@ -282,11 +284,6 @@ def _installed(name: str) -> str:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
-
-
-def _own_version() -> str:
-    # Importing abele would load torch, and a source tree has no installed distribution.
-    return runpy.run_path(str(Path(__file__).parents[2] / "abele/version.py"))["__version__"]
 
 
 _KNOWN = ("--tag-output", "-tag-output", "--allow-run-as-root", "-allow-run-as-root")

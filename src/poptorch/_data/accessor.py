@@ -276,18 +276,14 @@ def _launch(
         process.start()
     except Exception as problem:
         connection.close()
-        raise _not_picklable(problem) from problem
+        raise error(
+            f"AsynchronousDataAccessor worker thread failed to start: {problem!r}. Unless it is "
+            "forked, the dataset and its functions must pickle: define them at the top level of a "
+            "module, or use sharing_strategy=poptorch.SharingStrategy.Fork"
+        ) from problem
     finally:
         worker_connection.close()
     return process, connection
-
-
-def _not_picklable(problem: Exception) -> Exception:
-    return error(
-        f"AsynchronousDataAccessor worker thread failed to start: {problem!r}. Unless it is "
-        "forked, the dataset and its functions must pickle: define them at the top level of a "
-        "module, or use sharing_strategy=poptorch.SharingStrategy.Fork"
-    )
 
 
 def _shut_down(process: multiprocessing.Process, connection: Connection) -> None:

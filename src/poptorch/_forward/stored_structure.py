@@ -104,7 +104,8 @@ def _kind_from(data: Any, known: dict[str, type], bases: tuple[type, ...]) -> ty
     module, name, fields = data
     # Looked up, not imported: what a file names is not executed.
     value = vars(sys.modules.get(module, object)).get(name)
-    if isinstance(value, type) and _is_like(value, bases, fields):
+    same_fields = list(getattr(value, "_fields", [])) == fields
+    if isinstance(value, type) and issubclass(value, bases) and same_fields:
         return value
     if fields:
         # A named tuple says all about itself; its class is made again where it is unknown.
@@ -113,10 +114,6 @@ def _kind_from(data: Any, known: dict[str, type], bases: tuple[type, ...]) -> ty
         f"The file's arguments or results are of class {module}.{name}, which is not imported "
         f"here. Import {module} before loading the file."
     )
-
-
-def _is_like(kind: type, bases: tuple[type, ...], fields: list[str]) -> bool:
-    return issubclass(kind, bases) and list(getattr(kind, "_fields", [])) == fields
 
 
 # -- calls -----------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ reason if a model does not.
 
 import dataclasses
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -110,9 +109,13 @@ def mark(program: Program, placement: PlacementTable) -> tuple[str, ...]:
         _write(node, stage)
         blocks.setdefault(stage, {})[block] = None
         stage_of_block[block] = max(stage, stage_of_block.get(block, 0))
-    for node, block in _of_blocks(program):
-        if block in stage_of_block:
-            _write(node, stage_of_block[block])
+    for node in program.graph.graph.nodes:
+        custom = node.meta.get("custom") or {}
+        if node_phase(node) == "backward" and "of_scope" in custom:
+            mark = custom.get(f"of_{BLOCK}")  # of the forward operation
+            block = mark[0] if isinstance(mark, tuple) else mark or ""
+            if block in stage_of_block:
+                _write(node, stage_of_block[block])
     return tuple(_named(list(blocks[stage])) for stage in sorted(blocks))
 
 
@@ -124,15 +127,6 @@ def _named(blocks: list[str]) -> str:
 def _write(node: torch.fx.Node, stage: int) -> None:
     # A dictionary of its own: nodes that were traced together may share one.
     node.meta["custom"] = {**(node.meta.get("custom") or {}), STAGE: stage}
-
-
-def _of_blocks(program: Program) -> Iterator[tuple[torch.fx.Node, str]]:
-    """Yield the backward operations, each with the block of its forward operation."""
-    for node in program.graph.graph.nodes:
-        custom = node.meta.get("custom") or {}
-        if node_phase(node) == "backward" and "of_scope" in custom:
-            mark = custom.get(f"of_{BLOCK}")
-            yield node, mark[0] if isinstance(mark, tuple) else mark or ""
 
 
 # -- report ------------------------------------------------------------------------------------

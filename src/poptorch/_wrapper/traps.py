@@ -95,13 +95,9 @@ def _modes_of(model: torch.nn.Module) -> dict[str, bool]:
     return {
         path: child.training
         for path, child in model.named_modules()
-        if child is not model and _reads_mode(child) and _drops_something(child)
+        if child is not model and _reads_mode(child)  # of those with a drop probability above zero
+        if all(getattr(child, name, 1) != 0 for name in ("p", "dropout"))
     }
-
-
-def _drops_something(module: torch.nn.Module) -> bool:
-    """Return whether a dropout-like module has a drop probability above zero."""
-    return all(getattr(module, name, 1) != 0 for name in ("p", "dropout"))
 
 
 def _reads_mode(model: torch.nn.Module) -> bool:

@@ -179,7 +179,9 @@ def load(
             )
         with meaning(filename):
             options = options_from(file.content["options"])
-        _online(options)
+        if options.connection_type == ConnectionType.Never:  # compiled for an absent device
+            options.connectionType(ConnectionType.Always)
+            options.deleteIfExists("ipu_version")
         if edit_opts_fn is not None:
             edit_opts_fn(options)
         return _executor(file, options, model)
@@ -211,13 +213,6 @@ def importPoptorchMetadataFromFile(filename: str | os.PathLike[str]) -> dict[str
             }
     except InvalidFile as problem:
         raise error(f"No PopTorch metadata could be read: {problem.message}") from problem
-
-
-def _online(options: Options) -> None:
-    """Change options of a file compiled for an absent device to attach to a present device."""
-    if options.connection_type == ConnectionType.Never:
-        options.connectionType(ConnectionType.Always)
-        options.deleteIfExists("ipu_version")
 
 
 def _executor(file: Container, options: Options, model: torch.nn.Module | None) -> PoplarExecutor:

@@ -129,7 +129,9 @@ def _computed(program: Program, keeps: Callable[[_Node], bool]) -> Program:
         if node not in products and _is_widened(node, narrow):
             _widen(node, narrow, small)
         elif node.op in ("call_function", "output"):
-            _narrow_arguments(node, narrow)
+            for each in node.all_input_nodes:  # rounded to 16 bits where it is computed
+                if each in narrow:
+                    node.replace_input_with(each, _narrowed(each, narrow))
             if _casts_statistics(node) and node.users:
                 min(node.users, key=order.__getitem__).prepend(node)
     return finished(program, graph)
@@ -346,13 +348,6 @@ def _widen(node: _Node, narrow: _Nodes, small: _Nodes) -> None:
         first = next(each for each in (value if is_sequence(value) else [value]) if _is_half(each))
         node.meta = {**node.meta, "val": _in_float32(value), _STORED: first.dtype}
         narrow[node] = None
-
-
-def _narrow_arguments(node: _Node, narrow: _Nodes) -> None:
-    """Read values that are now float32 in 16 bits again, rounded where they are computed."""
-    for each in node.all_input_nodes:
-        if each in narrow:
-            node.replace_input_with(each, _narrowed(each, narrow))
 
 
 def _narrowed(node: _Node, narrow: _Nodes) -> _Node:

@@ -39,15 +39,13 @@ def verdict(run: Run, journal: Journal, status: Status) -> Html:
         parts, ". ", status.sentence, " ", _bound(run), " ", _loss(journal), " ", _peak(run)
     )
     begun = journal.calls or run.build or journal.of_kind("stage") or journal.end is None
-    fallback = "" if run.build is None or not run.build.fallback else _fallback(run.build)
+    fallback = ""
+    if run.build is not None and run.build.fallback:
+        reason = f"It ran on the slower target {run.build.target}: {run.build.fallback}"
+        fallback = reason.partition(". ")[0] + "."
     warnings = ["" if begun else _UNCALLED, run.host_said if run.host_steps else "", fallback]
     shown = [tag("p", tag("b", each, class_="bad"), class_="lead") for each in warnings if each]
     return html(tag("p", said, class_="lead"), shown)
-
-
-def _fallback(build: Build) -> str:
-    """Return a sentence on why a run used a slower target than the fastest."""
-    return f"It ran on the slower target {build.target}: {build.fallback}".partition(". ")[0] + "."
 
 
 def _running(build: Build, journal: Journal) -> str:

@@ -327,7 +327,8 @@ class Translator:
         place = self.places[node]
         taken = place.buffer.kind is Kind.OUTPUT
         alone = place.buffer.inside is None and not taken
-        if place.buffer.kind is Kind.ARENA and place.whole and alone and _is_in_order(place, node):
+        in_order = place.contiguous or not node.meta["val"].is_contiguous()
+        if place.buffer.kind is Kind.ARENA and place.whole and alone and in_order:
             place.buffer.kind, place.buffer.index = Kind.OUTPUT, index
             return place
         if place.buffer.kind is Kind.FOREIGN and (place.whole or place.dtype not in self._types):
@@ -342,11 +343,6 @@ class Translator:
         result = Place(buffer, shape, contiguous_stride(shape))
         self.pointwise([place], "{0}".format, result)
         return result
-
-
-def _is_in_order(place: Place, node: torch.fx.Node) -> bool:
-    """Return whether a contiguous result lies contiguously here, too."""
-    return place.contiguous or not node.meta["val"].is_contiguous()
 
 
 def _has_subnormals(constant: torch.Tensor) -> bool:

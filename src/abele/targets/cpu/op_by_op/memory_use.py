@@ -57,12 +57,8 @@ def _copies(node: _Node, step: int) -> Iterator[Piece]:
         return
     for index in range(2 if node.target is aten.convolution_backward.default else 1):
         image = node_argument(node, index).meta["val"]
-        if not _is_dense(image):
+        if not (image.is_contiguous() or image.is_contiguous(memory_format=torch.channels_last)):
             yield Piece(node=node, first=step, last=step, size=image.nbytes, inner=True)
-
-
-def _is_dense(image: torch.Tensor) -> bool:
-    return image.is_contiguous() or image.is_contiguous(memory_format=torch.channels_last)
 
 
 def _pieces(graph: torch.fx.Graph, liveness: Liveness, last: Container[_Node]) -> Iterator[Piece]:
@@ -82,16 +78,13 @@ def _pieces(graph: torch.fx.Graph, liveness: Liveness, last: Container[_Node]) -
         if picked is not None and liveness.memory(picked) is not picked:
             continue
         size = each.size
-        if each.result == 1 and each.node in last and _is_own_pool(each.node):
+        pools = each.node.target is aten.max_pool2d_with_indices.default
+        if each.result == 1 and each.node in last and pools and images.suits_pool(each.node):
             size = each.node.meta["val"][1].numel() if images.has_places(each.node) else 0
         if size:
             yield Piece(
                 node=each.node, result=each.result, first=each.first, last=each.last, size=size
             )
-
-
-def _is_own_pool(node: _Node) -> bool:
-    return node.target is aten.max_pool2d_with_indices.default and images.suits_pool(node)
 
 
 class _Memories:

@@ -120,7 +120,9 @@ def backward(translator: Any, node: torch.fx.Node) -> Any:
     grad, image, weight, *_, mask = arguments(node)
     grad, x, w = (translator.places[each] for each in (grad, image, weight))
     sizes = sizes_of(node)
-    if sizes is None or grad.dtype is not torch.float32 or mask[2] or _channels_last(x):
+    # cuDNN has kernels for channels-last tensors.
+    channels_last = x.shape[1] > 1 and x.stride[1] == 1 and x.shape[2] * x.shape[3] > 1
+    if sizes is None or grad.dtype is not torch.float32 or mask[2] or channels_last:
         return None
     if (mask[0] and not sizes.turned().is_ours()) or (mask[1] and not sizes.weights_are_ours()):
         return None
@@ -132,11 +134,6 @@ def backward(translator: Any, node: torch.fx.Node) -> Any:
     if mask[1]:
         of_weight = _of_weight(translator, grad, translator.contiguous(x), w, sizes)
     return [of_image, of_weight, None]
-
-
-def _channels_last(x: Place) -> bool:
-    """Return whether a tensor is channels-last: cuDNN has kernels for that."""
-    return x.shape[1] > 1 and x.stride[1] == 1 and x.shape[2] * x.shape[3] > 1
 
 
 def _convolution(
