@@ -419,37 +419,20 @@ def make():
 """.replace("[at]", "@")
 
 
-def _closure(setup, step, evaluate, before, names) -> str:
-    state = ", ".join(f"{name}={name}" for name in names)
-    return f"""\
-def make():
-{_written(setup, "", 4)}
-    saved = {{}}
-
-    def before(call):
-        nonlocal {", ".join(_PLAIN_NAMES)}
-{_written(before, "", 8)}
-
-    [at]compiled_step
-    def step(x, y):
-        nonlocal {", ".join(_PLAIN_NAMES)}
-{_written(step, "", 8)}
-
-    [at]compiled
-    def evaluate(x, y):
-{_written(evaluate, "", 8)}
-
-    def state():
-        return dict({state})
-
-    return before, step, evaluate, state
-""".replace("[at]", "@")
-
-
 _PLAIN_NAMES = ("flag", "weight", "clip", "counter", "history", "losses")
+_RETURNED = "    return before, step, evaluate, state\n"
 
 
-def _global(setup, step, evaluate, before, names) -> str:
+def _closure(*parts) -> str:
+    return f"def make():\n{textwrap.indent(_functions('nonlocal', *parts), '    ')}{_RETURNED}"
+
+
+def _global(*parts) -> str:
+    return f"{_functions('global', *parts)}\n\ndef make():\n{_RETURNED}"
+
+
+def _functions(keyword, setup, step, evaluate, before, names) -> str:
+    declared = f"{keyword} {', '.join(_PLAIN_NAMES)}"
     state = ", ".join(f"{name}={name}" for name in names)
     return f"""\
 {_written(setup, "", 0)}
@@ -457,13 +440,13 @@ saved = {{}}
 
 
 def before(call):
-    global {", ".join(_PLAIN_NAMES)}
+    {declared}
 {_written(before, "", 4)}
 
 
 [at]compiled_step
 def step(x, y):
-    global {", ".join(_PLAIN_NAMES)}
+    {declared}
 {_written(step, "", 4)}
 
 
@@ -474,8 +457,4 @@ def evaluate(x, y):
 
 def state():
     return dict({state})
-
-
-def make():
-    return before, step, evaluate, state
 """.replace("[at]", "@")

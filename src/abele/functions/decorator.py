@@ -395,8 +395,10 @@ class Function:
     def _promote(self) -> None:
         """Make numbers of optimizers slots, and tensors inputs, once they have changed."""
         for program in self.programs:
-            self._replaced.update(program.guards.replaced())
-            self._moved |= {id(tensor): tensor for tensor in program.moved()}
+            gradients = program.captured.gradients
+            trained = {*map(id, gradients.kept), *map(id, gradients.emptied)}
+            self._replaced.update(program.guards.replaced(trained))
+            self._moved |= {id(t): t for t in program.moved() if id(t) not in trained}
             for key, names in program.changed_numbers().items():
                 self._promoted[key] = self._promoted.get(key, frozenset()) | names
 

@@ -227,9 +227,10 @@ class Guards:
         same_hooks = self._hooks_now() == self._hooks
         return [place for place, *_ in found] if numbers and same_hooks else []
 
-    def replaced(self) -> list[Place]:
-        """Return the places of tensors, and of structures of such, that may be other ones now."""
-        return [place for place, _, now in self._different() if isinstance(now, _STRUCTURES)]
+    def replaced(self, trained: Collection[int]) -> list[Place]:
+        """Return places of other tensors, or of structures, but not of those with some ``id``."""
+        found = [each for each in self._different() if isinstance(each[2], _STRUCTURES)]
+        return [place for place, before, _ in found if id(before) not in trained]
 
     def compared(self) -> set[int]:
         """Return the ``id`` of each tensor that is compared, which code may find to be another."""

@@ -5,6 +5,7 @@ import dataclasses
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
@@ -66,24 +67,13 @@ def trained_on(wrap, make):
     return lambda i: step(make(*batch(i, rows=4 if i < 4 else 3))), lambda: (task, sizes)
 
 
-@compiles(programs=2, calls=6)
-def test_a_named_tuple(wrap):
-    return trained_on(wrap, Named)
+@pytest.mark.parametrize("kind", [Named, SimpleNamespace, Slotted, Encoding])
+def test_an_object_of_a_class(kind):
+    def build(wrap):
+        named = kind in (SimpleNamespace, Encoding)
+        return trained_on(wrap, lambda x, y: kind(x=x, y=y) if named else kind(x, y))
 
-
-@compiles(programs=2, calls=6)
-def test_an_object_of_a_class(wrap):
-    return trained_on(wrap, lambda x, y: SimpleNamespace(x=x, y=y))
-
-
-@compiles(programs=2, calls=6)
-def test_a_class_with_slots(wrap):
-    return trained_on(wrap, Slotted)
-
-
-@compiles(programs=2, calls=6)
-def test_an_encoding(wrap):
-    return trained_on(wrap, lambda x, y: Encoding(x=x, y=y))
+    compiles(programs=2, calls=6)(build)()
 
 
 @compiles(programs=1)

@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import functools
 import logging
+import os
 import sys
 from collections import UserList
 from types import ModuleType, SimpleNamespace
@@ -15,6 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import prune
 
 from helpers.compiled_functions import Task, batch, compiles, same_as_plain, stays_eager
@@ -263,6 +265,35 @@ def test_a_step_follows(name):
 
     (made,) = same_as_plain(build, 6)
     assert len(made.programs) == {"in place": 1, "the rate": 1, "no parameter": 3}.get(name, 2)
+
+
+@compiles(programs=2)
+def test_a_hook_of_all_modules(wrap):
+    task, hooks = Task(), []
+
+    def change(i):
+        if i == 2:
+            hooks.append(register_module_forward_hook(lambda m, a, out: out * 2))
+        if i == 4:
+            hooks.pop().remove()
+
+    return trained(wrap, task, change)
+
+
+@compiles(programs=2)
+def test_another_optimizer(wrap):
+    task = Task(torch.optim.Adam)
+
+    def change(i):
+        if i == 3:
+            task.optimizer = torch.optim.SGD(task.model.parameters(), lr=0.1)
+
+    return trained(wrap, task, change)
+
+
+@stays_eager(match="reads a clock or the environment")
+def test_a_variable_of_the_environment(wrap):
+    return scaled_by(wrap, lambda: float(os.environ.get("NO_SUCH_SCALE", "1")), lambda: None)
 
 
 @compiles(programs=7, calls=10)

@@ -51,22 +51,6 @@ def test_averages_in_a_dictionary(wrap):
     return call, lambda: (task, average.shadow, kept)
 
 
-@compiles(programs=1)
-def test_averages_in_a_dictionary_of_the_function(wrap):
-    task = Task()
-    shadow = {name: p.detach().clone() for name, p in task.model.named_parameters()}
-
-    @wrap
-    def step(x, y):
-        loss = task.update(task.loss(x, y))
-        with torch.no_grad():
-            for name, p in task.model.named_parameters():
-                shadow[name] = 0.9 * shadow[name] + (1 - 0.9) * p.data
-        return loss
-
-    return lambda i: step(*batch(i)), lambda: (task, shadow)
-
-
 @pytest.mark.parametrize("where", ["attribute", "item", "variable"])
 def test_a_hidden_state_is_kept(where):
     def build(wrap):
@@ -226,70 +210,26 @@ def test_an_argument_that_is_written_is_put_there(wrap):
     return reading(wrap, written=lambda task, i: task.model.center if i == 8 else torch.zeros(3))
 
 
-@pytest.mark.parametrize("trained", [False, True])
-def test_the_memory_of_a_teacher_is_replaced(trained):
-    def build(wrap):
-        task = Task()
-        teacher = copy.deepcopy(task.model).requires_grad_(trained)
-
-        @wrap
-        def step(x, y):
-            with torch.no_grad():
-                target = teacher(x)
-            return task.update(task.loss(x, y) + F.mse_loss(task.model(x), target))
-
-        def call(i):
-            loss = step(*batch(i))
-            for old, new in zip(teacher.parameters(), task.model.parameters(), strict=True):
-                old.data = 0.9 * old.data + 0.1 * new.data
-            return loss
-
-        return call, lambda: (task, teacher)
-
-    compiles(programs=2, calls=12)(build)()
-
-
-@compiles(programs=3, calls=12)
-def test_averaged_weights_are_put_in_place_for_an_evaluation(wrap):
+@compiles(programs=6, calls=12)
+def test_the_memory_of_a_teacher_and_a_weight_are_replaced(wrap):
     task = Task()
-    average = Average(task.model, 0.9)
+    teacher = copy.deepcopy(task.model)  # which requires gradients
 
     @wrap
     def step(x, y):
-        loss = task.update(task.loss(x, y))
-        average.update()
-        return loss
-
-    evaluate = wrap(torch.no_grad()(task.loss))
+        with torch.no_grad():
+            target = teacher(x)
+        return task.update(task.loss(x, y) + F.mse_loss(task.model(x), target))
 
     def call(i):
         loss = step(*batch(i))
-        average.apply_shadow()
-        found = evaluate(*batch(i + 1))
-        for name, p in task.model.named_parameters():
-            p.data = average.backup[name]
-        return loss, found if i % 2 else step(*batch(i))
-
-    return call, lambda: (task, average.shadow)
-
-
-@compiles(programs=3, calls=8)
-def test_a_weight_that_is_trained_is_replaced(wrap):
-    task = Task()
-
-    @wrap
-    def step(x, y):
-        task.model.zero_grad()
-        loss = task.loss(x, y)
-        loss.backward()
-        return loss, task.model.weight.grad
-
-    def call(i):
-        if i in (3, 5):
+        for old, new in zip(teacher.parameters(), task.model.parameters(), strict=True):
+            old.data = 0.9 * old.data + 0.1 * new.data
+        if i in (6, 8):
             task.model.weight = nn.Parameter(torch.randn(3, 5))
-        return step(*batch(i))
+        return loss
 
-    return call, lambda: task
+    return call, lambda: (task, teacher)
 
 
 @pytest.mark.parametrize("reads", ["a mask", "a new object", "twice"])
@@ -464,40 +404,27 @@ def test_a_gaussian_loss(wrap):
     return lambda i: step(batch(i)[0]), lambda: task
 
 
-@compiles(programs=3, calls=7)
-def test_decisions_by_the_shape_of_a_replaced_tensor(wrap):
-    task, held = Task(), {"features": torch.zeros(4, 3)}
+@pytest.mark.parametrize(("by", "programs"), [("shape", 3), ("dtype", 2)])
+def test_decisions_by_the_form_of_a_replaced_tensor(by, programs):
+    def build(wrap):
+        task, held = Task(), {"features": torch.zeros(4, 3)}
 
-    @wrap
-    def step(x):
-        with torch.no_grad():
-            features = task.model(x)
-        if held["features"].shape == features.shape:
-            features = features * 2
-        held["features"] = features
-        return features
+        @wrap
+        def step(x):
+            with torch.no_grad():
+                features = task.model(x)
+            alike = getattr(held["features"], by) == getattr(features, by)
+            held["features"] = features * 2 if alike else features
+            return features
 
-    return lambda i: step(batch(i, 3 if i in (3, 5) else 4)[0]), lambda: held
+        def call(i):
+            if by == "dtype" and i == 3:
+                held["features"] = held["features"].double()
+            return step(batch(i, 3 if by == "shape" and i in (3, 5) else 4)[0])
 
+        return call, lambda: held
 
-@compiles(programs=2, calls=6)
-def test_decisions_by_the_type_of_a_replaced_tensor(wrap):
-    task, held = Task(), {"features": torch.zeros(4, 3)}
-
-    @wrap
-    def step(x):
-        with torch.no_grad():
-            features = task.model(x)
-        scale = 2.0 if held["features"].dtype == torch.float64 else 3.0
-        held["features"] = features
-        return features * scale
-
-    def call(i):
-        if i == 3:
-            held["features"] = held["features"].double()
-        return step(batch(i)[0])
-
-    return call, lambda: held
+    compiles(programs=programs, calls=7)(build)()
 
 
 @compiles(programs=1)

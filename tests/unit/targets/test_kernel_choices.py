@@ -72,6 +72,14 @@ def test_a_program_says_who_declined_it_and_why(monkeypatch):
     assert known.declined == declined
 
 
+def computed_by(operator, module, x, way):
+    session, _ = started(module, (x,), None)
+    lowering = CPU.lowering(way)
+    program = passes.run_only(session.executable.programs[0], lowering.passes)
+    chosen = lowering.kernel_choices(program).items()
+    return [each for node, each in chosen if node.target is operator]
+
+
 class Doubled(torch.nn.Module):
     """Images twice as large, by a kernel of ours, and larger yet, by the library's."""
 
@@ -81,11 +89,8 @@ class Doubled(torch.nn.Module):
 
 
 def test_upsampling_is_said_to_be_ours_where_it_is():
-    session, _ = started(Doubled(), (torch.ones(2, 8, 4, 4),), None)
-    lowering = CPU.lowering("op_by_op")
-    program = passes.run_only(session.executable.programs[0], lowering.passes)
-    chosen = lowering.kernel_choices(program).items()
-    by = [each for node, each in chosen if node.target is aten.upsample_bilinear2d.default]
+    operator = aten.upsample_bilinear2d.default
+    by = computed_by(operator, Doubled(), torch.ones(2, 8, 4, 4), "op_by_op")
     assert by == ["upsample", "torch"]
 
 
@@ -103,11 +108,7 @@ class Separable(torch.nn.Module):
 
 
 def test_our_ways_of_planes_are_said_to_be_ours():
-    session, _ = started(Separable(), (torch.ones(2, 16, 10, 10),), None)
-    lowering = CPU.lowering("emitted")
-    program = passes.run_only(session.executable.programs[0], lowering.passes)
-    chosen = lowering.kernel_choices(program).items()
-    ours = [each for node, each in chosen if node.target is aten.convolution.default]
+    ours = computed_by(aten.convolution.default, Separable(), torch.ones(2, 16, 10, 10), "emitted")
     assert ours == ["abele_depthwise_forward", "abele_product"]
     assert "a kernel for each channel" in reason(ours[0])
 
