@@ -8,6 +8,7 @@ the program. A number whose value decides anything else stays a condition of the
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
 import math
@@ -419,7 +420,8 @@ class Slots:
         for space, name in changed:
             space[name] = own[name]
         try:
-            with replaced(*((math, name, self._compute) for name in _OF_MATH)):
+            computed = [*((math, each) for each in _OF_MATH), (builtins, "min"), (builtins, "max")]
+            with replaced(*((*each, self._compute) for each in computed)):
                 yield
         finally:
             for each, value in zip(places, values, strict=True):
@@ -430,9 +432,9 @@ class Slots:
             if each.error is not None:  # which the user's code may have caught
                 raise each.error
 
-    def _compute(self, function: Callable[..., Any], *args: Any) -> Any:
-        varies = any(map(_is_varying, args))
-        return Derived(self, function, *args) if varies else function(*args)
+    def _compute(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        varies = not kwargs and any(map(_is_varying, args))
+        return Derived(self, function, *args) if varies else function(*args, **kwargs)
 
     @property
     def read(self) -> set[int | Place]:

@@ -75,7 +75,7 @@ def test_an_average_with_a_weight_that_grows(wrap):
 
     @wrap
     def step(x, y, decay):
-        loss = task.update(task.loss(x, y))
+        loss, decay = task.update(task.loss(x, y)), max(0.4, min(decay, 0.7))
         with torch.no_grad():
             for mean, param in zip(average.parameters(), task.model.parameters(), strict=True):
                 mean.mul_(decay).add_(param, alpha=1 - decay)
