@@ -95,7 +95,7 @@ class Arguments:
     @property
     def containers(self) -> list[Any]:
         """The lists and dictionaries of the call that was accepted last."""
-        return [*_containers(self._latest)]
+        return [*containers_of(self._latest)]
 
     @property
     def contiguous(self) -> list[int | None]:
@@ -128,7 +128,7 @@ class Arguments:
             result = _torch.unflatten(leaves, self._structure)
         else:
             result, self.copies = batches.unflatten(leaves, self._structure)
-        self.places = {id(each): i for i, each in enumerate(_containers(result))}
+        self.places = {id(each): i for i, each in enumerate(containers_of(result))}
         return result
 
     def require_unchanged(self, args: Any, kwargs: Any) -> None:
@@ -235,14 +235,14 @@ class Arguments:
         self.copies, self.objects, self._latest = [], [], ((), {})
 
 
-def _containers(value: Any) -> Iterator[Any]:
+def containers_of(value: Any) -> Iterator[Any]:
     """Yield the lists and dictionaries of arguments, which a function may change."""
     kind = cast("Any", type(value))
     if issubclass(kind, dict | list | collections.deque):
         yield value
     if issubclass(kind, dict | list | collections.deque | tuple):
         for part in [*(value.values() if issubclass(kind, dict) else value)]:
-            yield from _containers(part)
+            yield from containers_of(part)
 
 
 def layout(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -31,7 +31,7 @@ from abele.capture.replacements.portable import portable_functions
 from abele.containers import is_list
 from abele.errors import CaptureError, DataDependentError
 from abele.functions import arrays
-from abele.functions.arguments import Arguments, order
+from abele.functions.arguments import Arguments, containers_of, order
 from abele.functions.frames import PLAIN
 from abele.functions.host import Host, Shared
 from abele.functions.journal import Grad, GradJournal, RealTensors
@@ -214,6 +214,7 @@ def capture(
                 whole=whole,
                 whole_layers=whole_layers,
                 entries=entries,
+                holders=frozenset(id(e) for p in places for e in containers_of(p.get())),
             )
             try:
                 return dataclasses.replace(attempt.made(), replaced=[*places])
@@ -244,6 +245,7 @@ class _Capture:
         whole_layers: recurrent layers are one operator.
         entries: tensors of Python objects, and casts that ``torch.autocast`` keeps, which are
             inputs of the program, by their memory.
+        holders: lists and dictionaries that are others at each call, by ``id``.
     """
 
     function: Callable[..., Any]
@@ -256,6 +258,7 @@ class _Capture:
     whole: frozenset[int]
     whole_layers: bool
     entries: Mapping[int, Entry | casts.Cast]
+    holders: frozenset[int]
 
     _observed_tensors: RealTensors = dataclasses.field(init=False)
 
@@ -361,6 +364,8 @@ class _Capture:
         changed = [each.tensor for each in journal if each.after is not each.before]
         if any(_torch.memory_of(each) in self.entries for each in changed):
             raise _NoInputError("A tensor that calls replace gets a gradient.")
+        if any(id(each.holder) in self.holders for each in self._stored):
+            raise _NoInputError("A list or dictionary that calls replace is changed.")
         if any(each.freezes for each in journal):
             raise CaptureError(
                 "The function leaves requires_grad of a tensor changed. Do that outside."
@@ -456,6 +461,8 @@ class _Capture:
         """
         if id(value) in self.arguments.places:
             return Shared(self.arguments.places[id(value)])
+        if id(value) in self.holders:
+            raise _NoInputError("A list or dictionary that calls replace is returned.")
         kind = cast("Any", type(value))
         if kind in (list, dict, set) and self.reached.has(value):
             return Shared(value)
@@ -542,15 +549,12 @@ class _Capture:
 
     def _kept_object(self, leaf: Any) -> Any:
         """Return an object that a function returns; refuse it if it has traced tensors."""
-        reached = self.reached
-
-        def enters(part: Any) -> bool:
-            return not reached.has(part) and not isinstance(part, (*PLAIN, torch.optim.Optimizer))
-
+        known, has = (*PLAIN, torch.optim.Optimizer), self.reached.has
         is_plain = isinstance(leaf, (*PLAIN, torch.Tensor))
         if isinstance(leaf, torch.Tensor):
             self.adopted.met.setdefault(id(leaf), leaf)  # each call may replace it
-        parts = () if is_plain else reachable.walk(leaf, "", enters)
+        walked = reachable.walk(leaf, "", lambda part: not (has(part) or isinstance(part, known)))
+        parts = () if is_plain else walked
         kind: Any = types.GeneratorType
         advances = isinstance(leaf, kind)
         if advances or any(self._is_of_call(part) for _, part in parts):

@@ -93,8 +93,7 @@ class CompiledCall:
         kept = [s for s in captured.stored if not issubclass(type(s.before), Unread)]
         self._replaced = [(entry_of(s.holder, s.key), form_of(s.before)) for s in kept]
         self._replaced += [(each, form_of(each.get())) for each in captured.replaced]
-        self._known = guards.compared() | {*map(id, self._tensors)}
-        self._known -= {*self._others_found()}
+        self._known = (guards.compared() | {*map(id, self._tensors)}) - {*self._others_found()}
         written = {(s.role, s.name) for s in captured.program.inputs if s.mutated}
         self._written = [t for key, t in captured.tensors.items() if key in written]
         leaves = (*captured.leaves, *(item.leaf for item in captured.items))

@@ -389,9 +389,8 @@ def may_be_input(value: Any) -> bool:
     """Return whether a value is a tensor that each call of a program may find elsewhere."""
     if type(value) not in KINDS or other_kind(value) is not None or not value.is_leaf:
         return False
-    return value.permute(by_strides(value)).is_contiguous() and not (
-        value.is_conj() or value.is_neg()
-    )
+    is_lazy = value.is_conj() or value.is_neg()
+    return not is_lazy and value.permute(by_strides(value)).is_contiguous()
 
 
 def _is_traced(before: Any, value: Any) -> bool:

@@ -69,11 +69,7 @@ def trained_on(wrap, make):
 
 @pytest.mark.parametrize("kind", [Named, SimpleNamespace, Slotted, Encoding])
 def test_an_object_of_a_class(kind):
-    def build(wrap):
-        named = kind in (SimpleNamespace, Encoding)
-        return trained_on(wrap, lambda x, y: kind(x=x, y=y) if named else kind(x, y))
-
-    compiles(programs=2, calls=6)(build)()
+    compiles(programs=2, calls=6)(lambda wrap: trained_on(wrap, lambda x, y: kind(x=x, y=y)))()
 
 
 @compiles(programs=1)
