@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from abele import passes
-from abele.targets.cpu.emitted import choice
+from abele.targets import get_target
 from helpers import emitted_programs, random_operators
 from helpers.emitted_operators import program_of
 from helpers.emitted_programs import Case
@@ -73,7 +73,7 @@ class Agreement:
             self.untraced[name] = _kind(error)
             return None
         self.operators.update(composed.names)
-        reason = choice.why_not(passes.run(program))
+        reason = get_target("cpu").lowering("emitted").why_not_chosen(passes.run(program))
         self.counts["taken" if reason is None else "declined"] += 1
         if reason is not None:
             self.declined[name] = reason

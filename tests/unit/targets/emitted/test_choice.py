@@ -4,14 +4,14 @@ import torch
 from torch import nn
 
 from abele import passes
-from abele.targets.cpu.emitted import choice
+from abele.targets.cpu.emitted.lowering import Emitted
 from helpers.emitted_programs import traced
 
 F = nn.functional
 
 
 def reason(function, *inputs):
-    return choice.why(passes.run(traced("case", function, inputs).program))
+    return Emitted().why(passes.run(traced("case", function, inputs).program))
 
 
 def test_everything_may_become_code():

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, cast
 
 import torch
 
 from abele import arena
 from abele._torch.copies import called_targets
+from abele.ops.host_call import exchange
 from abele.passes.of_lowerings.convolutions import patches_as_products
 from abele.passes.of_lowerings.gradients import kept_derivatives, stacked_gradients
 from abele.passes.of_lowerings.half import (
+    arithmetic,
     biases_in_products,
     computed_in_float32,
     stored_for_generated_code,
 )
 from abele.passes.of_lowerings.recurrent import recurrent_loops
-from abele.program import Program
+from abele.program import Program, has_effect, is_getitem, is_view, subgraphs
 from abele.program.aliasing import lifetimes
 from abele.program.memory import MemoryUse
 from abele.targets.base import (
@@ -32,11 +35,10 @@ from abele.targets.base import (
     require_code,
 )
 from abele.targets.cpu.compiler import kernel_problem, with_planned_places
-from abele.targets.cpu.emitted import build, choice, source
+from abele.targets.cpu.emitted import build, source
 from abele.targets.cpu.emitted.calling import Calling, from_text, to_text
-from abele.targets.cpu.emitted.calls import HANDLERS
+from abele.targets.cpu.emitted.calls import HANDLERS, attention, convolutions
 from abele.targets.cpu.emitted.calls.constant_convolutions import packed_convolutions
-from abele.targets.cpu.emitted.calls.convolutions import is_fused_with_pool
 from abele.targets.cpu.emitted.calls.sixteen_bits import rounded_by_calls
 from abele.targets.cpu.emitted.channel_blocking import block_channels
 from abele.targets.cpu.emitted.clocked import who, with_clocks
@@ -57,13 +59,15 @@ from abele.targets.index_checks import checked
 from abele.targets.translation.groups import Unit, grouped, kernel_choices
 from abele.targets.translation.operations import Foreign
 from abele.targets.translation.places import Buffer, Kind
-from abele.targets.translation.pointwise import NAMES
-from abele.targets.translation.translate import Translator
+from abele.targets.translation.pointwise import NAMES, RULES
+from abele.targets.translation.translate import VIEWS, Translator
+
+aten = torch.ops.aten
 
 
 def _stored_in_16_bits(program: Program) -> Program:
     """Store large values of 16-bit programs in 16 bits, where generated code stores them."""
-    return stored_for_generated_code(program, is_fused_with_pool)
+    return stored_for_generated_code(program, convolutions.is_fused_with_pool)
 
 
 class Emitted(Lowering):
@@ -85,11 +89,16 @@ class Emitted(Lowering):
 
     def why(self, program: Program) -> str | None:
         """Return the reason to generate C++ code for a program, or None if it is not worth it."""
-        return choice.why(program)
+        reason = f"C++ of its own runs it, compiled in seconds{arithmetic(program)}"
+        return None if self.why_not_chosen(program) else reason
 
     def why_not(self, program: Program) -> str | None:
         """Return why C++ code cannot be generated (loops, branches, side effects), or None."""
-        return choice.why_impossible(program)
+        if any(True for _ in subgraphs(program.graph)):
+            return "it has loops or branches"
+        if any(has_effect(n) and n.target is not exchange for n in program.graph.graph.nodes):
+            return "it prints or calls the host"
+        return build.unavailable()
 
     def compile(self, program: Program) -> Compiled:
         """Generate C++ code for a program and compile it."""
@@ -141,8 +150,12 @@ class Emitted(Lowering):
         return arena.placed(use) if is_planned else use
 
     def why_not_chosen(self, program: Program) -> str | None:
-        """Return why no code is generated: loops, effects, or too many ATen calls."""
-        return choice.why_not(program)
+        """Return why no code is generated: loops, effects, or ATen calls alone; else None."""
+        if (impossible := self.why_not(program)) is not None:
+            return impossible
+        if not any(_is_worth_code(node) for node in program.graph.graph.nodes):
+            return "torch would compute all of it"
+        return None
 
     def kernel_choices(self, program: Program) -> dict[torch.fx.Node, str]:
         """Return how each operator runs: fused loop, library kernel or ATen fallback."""
@@ -154,6 +167,39 @@ class Emitted(Lowering):
         code = plan.written(clocked=True)
         library = build.loaded(build.compiled(program.name, code.text))
         return with_clocks(program, plan.calling(code), library, plan.units, plan.kept)
+
+
+def _is_worth_code(node: torch.fx.Node) -> bool:
+    """Return whether generated code or another lowering may beat torch on an operator."""
+    if node.op != "call_function" or _is_no_work(node):
+        return False
+    return _is_expressible(node) or node.target in (*convolutions.OPERATORS, *attention.HANDLERS)
+
+
+def _is_no_work(node: torch.fx.Node) -> bool:
+    """Return whether an operator only picks a result or is a view."""
+    return is_getitem(node) or is_view(node) or node.target in VIEWS
+
+
+def _is_expressible(node: torch.fx.Node) -> bool:
+    """Return whether generated code probably computes an operator without ATen."""
+    if _is_no_work(node):
+        return True
+    if node.target in convolutions.OPERATORS:
+        return convolutions.is_ours(node)
+    if node.target in attention.HANDLERS:
+        return attention.is_ours(node)
+    known = node.target in RULES or node.target in HANDLERS or node.target is aten.copy_.default
+    return known and all(value.dtype in NAMES for value in _values(node))
+
+
+def _values(node: torch.fx.Node) -> Iterator[torch.Tensor]:
+    for each in (node, *node.all_input_nodes):
+        value: Any = each.meta.get("val")
+        several = cast("list[Any]", value) if isinstance(value, list | tuple) else [value]
+        for one in several:
+            if isinstance(one, torch.Tensor):
+                yield one
 
 
 class Plan:
