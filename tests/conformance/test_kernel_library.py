@@ -49,7 +49,7 @@ def test_objects_link_to_plain_c(tmp_path):
           const float x[4] = {1, 2, 4, 3};
           float y; uint8_t place;
           const AbelePool pool = {1, 1, 2, 2, 0};
-          if (abele_max_pool(&pool, x, &y, &place, 0, 1) != ABELE_OK) return 1;
+          if (abele_max_pool(&pool, x, &y, &place, 1) != ABELE_OK) return 1;
           return y == 4 && place == 2 ? 0 : 2;
         }
         """,

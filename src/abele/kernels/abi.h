@@ -204,12 +204,10 @@ typedef struct AbelePool {
   int64_t channels_last;  // 0 or 1
 } AbelePool;
 
-// Largest value of each window, and one of two notes where it came from, or none: its place is 0 to
-// 3 in scan order, its index counts the pixels of the image before it. NaN counts as largest; the
-// first of equal values is taken, and the last NaN, as torch does. There is code for images of less
-// than 2^31 pixels, and not for both notes.
+// Largest value of each window and, unless `places` is null, its place there: 0 to 3 in scan order.
+// NaN counts as largest; the first of equal values is taken, and the last NaN, as torch does.
 ABELE_API int abele_max_pool(const AbelePool* pool, const float* x, float* y, uint8_t* places,
-                             int64_t* indices, int threads);
+                             int threads);
 
 // Each gradient goes to the place its value came from; the others get zero.
 ABELE_API int abele_max_pool_backward(const AbelePool* pool, const float* grad_y,

@@ -1,7 +1,7 @@
 // Max pooling over windows of 2x2, eight at a time: of eight channels, or of eight columns.
 //
 // Images with their channels apart are so many images of one channel. A place takes one byte where
-// an index takes eight, and the way back writes each pixel once instead of clearing an image and
+// torch's index takes eight, and the way back writes each pixel once instead of clearing an image and
 // scattering into it.
 #include <algorithm>
 #include <cstring>
@@ -76,74 +76,60 @@ struct Pairs {
   }
 };
 
-// The largest of values that come in scan order, and what was noted of it.
+// The largest of values that come in scan order, and its place.
 struct Best {
   Values value;
-  Places note = {};
+  Places place = {};
   void take(Values next, int32_t of_next) {
     const Places taken = (next > value) | (next != next);
     value = taken ? next : value;
-    note = taken ? note * 0 + of_next : note;
+    place = taken ? place * 0 + of_next : place;
   }
 };
 
-enum class Note { NOTHING, PLACE, INDEX };
-
-// Where results go, and what is noted of each pixel of a window: its place, or how many pixels it
-// comes after the first.
-template <Note NOTE>
+// Where results go, with the place of each if they are `noted`.
+template <bool noted>
 struct Results {
   float* y;
   uint8_t* places;
-  int64_t* indices;
-  int32_t down;
 
-  int32_t note(int k) const { return NOTE == Note::INDEX ? k % 2 + k / 2 * down : k; }
-  // `before`: index of the first pixel of each window.
-  void write(const Best& best, Index at, Places before) const {
+  void write(const Best& best, Index at) const {
     store(y + at, best.value);
-    if constexpr (NOTE == Note::PLACE)
-      store(places + at, __builtin_convertvector(best.note, Bytes));
-    if constexpr (NOTE == Note::INDEX) {
-      const Places index = before + best.note;
-      for (Index i = 0; i < WIDTH; ++i) indices[at + i] = index[i];
-    }
+    if (noted) store(places + at, __builtin_convertvector(best.place, Bytes));
   }
-  void write(float value, int k, Index at, Index before) const {
+  void write(float value, int place, Index at) const {
     y[at] = value;
-    if constexpr (NOTE == Note::PLACE) places[at] = static_cast<uint8_t>(k);
-    if constexpr (NOTE == Note::INDEX) indices[at] = before + note(k);
+    if (noted) places[at] = static_cast<uint8_t>(place);
   }
 };
 
 // One window of one channel; `row` and `next` are the distances to its other pixels.
-template <Note NOTE>
-void one(const float* x, Index next, Index row, const Results<NOTE>& to, Index at, Index before) {
+template <bool noted>
+void one(const float* x, Index next, Index row, const Results<noted>& to, Index at) {
   const float values[] = {x[0], x[next], x[row], x[row + next]};
   int best = 0;
   for (int k = 1; k < 4; ++k)
     if (values[k] > values[best] || values[k] != values[k]) best = k;
-  to.write(values[best], best, at, before);
+  to.write(values[best], best, at);
 }
 
-template <Note NOTE>
-void eight_columns(const float* x, Index row, const Results<NOTE>& to, Index at, int32_t before) {
+template <bool noted>
+void eight_columns(const float* x, Index row, const Results<noted>& to, Index at) {
   const Pairs top = Pairs::from(x), bottom = Pairs::from(x + row);
   Best best = {top.even};
-  best.take(top.odd, to.note(1));
-  best.take(bottom.even, to.note(2));
-  best.take(bottom.odd, to.note(3));
-  to.write(best, at, Places{0, 2, 4, 6, 8, 10, 12, 14} + before);
+  best.take(top.odd, 1);
+  best.take(bottom.even, 2);
+  best.take(bottom.odd, 3);
+  to.write(best, at);
 }
 
-template <Note NOTE>
-void eight_channels(const float* x, Index next, Index row, const Results<NOTE>& to, Index at,
-                    int32_t before) {
+template <bool noted>
+void eight_channels(const float* x, Index next, Index row, const Results<noted>& to, Index at) {
   Best best = {load<Values>(x)};
-  best.take(load<Values>(x + next), to.note(1));
-  best.take(load<Values>(x + row), to.note(2));
-  best.take(load<Values>(x + row + next), to.note(3));
-  to.write(best, at, Places{} + before);
+  best.take(load<Values>(x + next), 1);
+  best.take(load<Values>(x + row), 2);
+  best.take(load<Values>(x + row + next), 3);
+  to.write(best, at);
 }
 
 void one_back(float grad, uint8_t place, Index next, Index row, float* x) {
@@ -174,19 +160,19 @@ void eight_channels_back(const Back& back, Index next, Index row, float* x) {
   store(x + row + next, back.at(3));
 }
 
-// Calls eight(x, y, column) or one(x, y, column) for the windows of a row, with their places in
-// the images, in the results and in the row.
+// Calls eight(x, y) or one(x, y) for the windows of a row, with their places in the images and the
+// results.
 template <class Eight, class One>
 void each_column(const Images& images, const Row& r, Eight eight, One one) {
   const Index columns = images.columns();
   if (columns < WIDTH) {
-    for (Index i = 0; i < columns; ++i) one(r.large + 2 * i, r.small + i, i);
+    for (Index i = 0; i < columns; ++i) one(r.large + 2 * i, r.small + i);
     return;
   }
   // The last eight may overlap those before: doing some twice costs less than one by one.
   for (Index i = 0; i < columns; i += WIDTH) {
     const Index first = std::min(i, columns - WIDTH);
-    eight(r.large + 2 * first, r.small + first, first);
+    eight(r.large + 2 * first, r.small + first);
   }
 }
 
@@ -197,43 +183,32 @@ void each_channel(const Images& images, const Row& r, Eight eight, One one) {
   for (Index i = 0; i < images.columns(); ++i) {
     const Index from = r.large + 2 * i * channels, to = r.small + i * channels;
     Index c = 0;
-    for (; c + WIDTH <= channels; c += WIDTH) eight(from + c, to + c, i);
-    for (; c < channels; ++c) one(from + c, to + c, i);
+    for (; c + WIDTH <= channels; c += WIDTH) eight(from + c, to + c);
+    for (; c < channels; ++c) one(from + c, to + c);
   }
 }
 
 // Descriptions come by value: what is written could otherwise be a part of them, for all the
 // compiler knows, and they would be read again for every window.
-template <Note NOTE>
-void pool_columns(const Images images, const Row r, const float* x, const Results<NOTE> to) {
-  const Index row = images.row(), first = r.number * 2 * row;
+template <bool noted>
+void pool_columns(const Images images, const Row r, const float* x, const Results<noted> to) {
+  const Index row = images.row();
   each_column(
-      images, r,
-      [=](Index from, Index at, Index column) {
-        eight_columns(x + from, row, to, at, static_cast<int32_t>(first + 2 * column));
-      },
-      [=](Index from, Index at, Index column) {
-        one(x + from, 1, row, to, at, first + 2 * column);
-      });
+      images, r, [=](Index from, Index at) { eight_columns(x + from, row, to, at); },
+      [=](Index from, Index at) { one(x + from, 1, row, to, at); });
 }
 
-template <Note NOTE>
-void pool_channels(const Images images, const Row r, const float* x, const Results<NOTE> to) {
-  const Index next = images.channels, row = images.row(), first = r.number * 2 * images.width;
+template <bool noted>
+void pool_channels(const Images images, const Row r, const float* x, const Results<noted> to) {
+  const Index next = images.channels, row = images.row();
   each_channel(
-      images, r,
-      [=](Index from, Index at, Index column) {
-        eight_channels(x + from, next, row, to, at, static_cast<int32_t>(first + 2 * column));
-      },
-      [=](Index from, Index at, Index column) {
-        one(x + from, next, row, to, at, first + 2 * column);
-      });
+      images, r, [=](Index from, Index at) { eight_channels(x + from, next, row, to, at); },
+      [=](Index from, Index at) { one(x + from, next, row, to, at); });
 }
 
-template <Note NOTE>
-void forward(const Images& images, const float* x, float* y, uint8_t* places, int64_t* indices,
-             int threads) {
-  const Results<NOTE> to = {y, places, indices, static_cast<int32_t>(images.width)};
+template <bool noted>
+void forward(const Images& images, const float* x, float* y, uint8_t* places, int threads) {
+  const Results<noted> to = {y, places};
   if (images.channels == 1)
     each_row(images, threads, [=](const Row& r) { pool_columns(images, r, x, to); });
   else
@@ -255,10 +230,8 @@ void back_columns(const Images images, const Row r, const float* grad, const uin
   const Index row = images.row();
   each_column(
       images, r,
-      [=](Index to, Index at, Index) {
-        eight_columns_back(Back(grad + at, places + at), row, x + to);
-      },
-      [=](Index to, Index at, Index) { one_back(grad[at], places[at], 1, row, x + to); });
+      [=](Index to, Index at) { eight_columns_back(Back(grad + at, places + at), row, x + to); },
+      [=](Index to, Index at) { one_back(grad[at], places[at], 1, row, x + to); });
   clear_rest(images, r, x);
 }
 
@@ -267,35 +240,27 @@ void back_channels(const Images images, const Row r, const float* grad, const ui
   const Index next = images.channels, row = images.row();
   each_channel(
       images, r,
-      [=](Index to, Index at, Index) {
+      [=](Index to, Index at) {
         eight_channels_back(Back(grad + at, places + at), next, row, x + to);
       },
-      [=](Index to, Index at, Index) { one_back(grad[at], places[at], next, row, x + to); });
+      [=](Index to, Index at) { one_back(grad[at], places[at], next, row, x + to); });
   clear_rest(images, r, x);
 }
-
-bool has_code(const Images& images) { return images.height * images.width <= INT32_MAX; }
 
 }  // namespace
 }  // namespace abele
 
 using namespace abele;
 
-int abele_max_pool(const AbelePool* pool, const float* x, float* y, uint8_t* places,
-                   int64_t* indices, int threads) {
-  const Images images(*pool);
-  if (!has_code(images) || (places != nullptr && indices != nullptr)) return ABELE_NO_CODE;
-  const auto run = indices != nullptr  ? forward<Note::INDEX>
-                   : places != nullptr ? forward<Note::PLACE>
-                                       : forward<Note::NOTHING>;
-  run(images, x, y, places, indices, threads);
+int abele_max_pool(const AbelePool* pool, const float* x, float* y, uint8_t* places, int threads) {
+  const auto run = places != nullptr ? forward<true> : forward<false>;
+  run(Images(*pool), x, y, places, threads);
   return ABELE_OK;
 }
 
 int abele_max_pool_backward(const AbelePool* pool, const float* grad_y, const uint8_t* places,
                             float* grad_x, int threads) {
   const Images images(*pool);
-  if (!has_code(images)) return ABELE_NO_CODE;
   if (images.rows() == 0) std::fill(grad_x, grad_x + images.count * images.row(), 0.0f);
   const auto run = images.channels == 1 ? back_columns : back_channels;
   each_row(images, threads, [=](const Row& r) { run(images, r, grad_y, places, grad_x); });

@@ -319,31 +319,27 @@ def max_pool(
     *,
     layout: torch.memory_format = PLANES,
     places: bool = False,
-    indices: bool = False,
     threads: int | None = None,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Compute a 2x2 max pool, with its window positions and indices on request.
+) -> tuple[Tensor, Tensor | None]:
+    """Compute a 2x2 max pool, with the position of each result in its window on request.
 
     Args:
         library: the kernels.
         x: float32 ``[N, C, H, W]``; a last odd row or column belongs to no window.
         layout: of the images.
         places: whether to return positions in windows: uint8, 0 to 3 in scan order.
-        indices: whether to return positions in images: int64, as torch does.
         threads: how many work; default: as many as it is worth.
 
     Raises:
-        CorruptExecutable: the images have 2^31 pixels or more.
         ValueError: ``x`` does not lie as it has to.
     """
     shape = (*x.shape[:2], x.shape[2] // 2, x.shape[3] // 2)
     y = torch.empty(shape, memory_format=layout)
     where = torch.empty(shape, dtype=torch.uint8, memory_format=layout) if places else None
-    index = torch.empty(shape, dtype=torch.int64, memory_format=layout) if indices else None
-    pointers = (pointer(each, layout) for each in (x, y, where, index))
+    pointers = (pointer(each, layout) for each in (x, y, where))
     threads = threads or threads_for(library, x.numel())
     library.abele_max_pool(_pool(x.shape, layout), *pointers, threads)
-    return y, where, index
+    return y, where
 
 
 def max_pool_backward(

@@ -48,14 +48,15 @@ CASES = {
         True,
         calls={"max_pool2d_with_indices.default": 3, "max_pool2d_with_indices_backward.default": 3},
     ),
-    "max pools of ties": Case(
+    "max pools of ties": Case(lambda x: F.max_pool2d(x, 2), (TIES,), True),
+    "max pools of indices": Case(
         lambda x: F.max_pool2d(x, 2, return_indices=True),
-        (TIES,),
+        (X,),
         True,
-        calls={"max_pool2d_with_indices_backward.default": 1},
+        calls={"max_pool2d_with_indices.default": 1, "max_pool2d_with_indices_backward.default": 1},
     ),
     "max pools of NaN": Case(
-        lambda x: (*F.max_pool2d(x, 2, return_indices=True), F.max_pool2d(x, 2)), (NANS,)
+        lambda x: (F.max_pool2d(x, 2), F.max_pool2d(x[1:], 2)), (NANS,), gradients=True
     ),
     "large pools": Case(
         lambda x: (F.max_pool2d(x, 2), F.avg_pool2d(x, 2)), (LARGE,), gradients=True

@@ -208,7 +208,7 @@ def _max_pool(node: _Node, library: ctypes.CDLL, overwrite: bool) -> Callable[..
     def max_pool(x: torch.Tensor, *settings: Any) -> Sequence[torch.Tensor | None]:
         if not x.is_contiguous(memory_format=CHANNELS_LAST):
             return aten.max_pool2d_with_indices(x, *settings)
-        return on_tensors.max_pool(library, x, layout=CHANNELS_LAST, places=places)[:2]
+        return on_tensors.max_pool(library, x, layout=CHANNELS_LAST, places=places)
 
     return max_pool
 

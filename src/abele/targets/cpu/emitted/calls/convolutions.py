@@ -41,7 +41,6 @@ _SIZES, _STEPS = (3, 5, 7), (1, 2)
 _LEAST_BATCH = 12
 # Larger ones leave the second-level cache when 16 samples lie side by side.
 _MOST_PIXELS_PER_SAMPLE = 32768
-_LARGEST_IMAGE = 2**31 - 1  # pixels
 
 
 # -- who computes a convolution ------------------------------------------------------------------
@@ -338,13 +337,10 @@ def _max_pool(translator: Any, node: _Node) -> Any:
     if not _is_our_pool(node):
         return None
     x = translator.contiguous(translator.places[arguments(node)[0]])
-    places, pointers = torch.int64, "nullptr, {2}"
-    if _only_for_backward(node):
-        places, pointers = torch.uint8, "{2}, nullptr"
     shape = tuple(node.meta["val"][0].shape)
-    results = [translator.new(shape, dtype) for dtype in (torch.float32, places)]
+    results = [translator.new(shape, dtype) for dtype in (torch.float32, torch.uint8)]
     sizes, threads = _sizes_and_threads(x)
-    text = f"status |= abele_max_pool(&{sizes}, {{0}}, {{1}}, {pointers}, {threads})"
+    text = f"status |= abele_max_pool(&{sizes}, {{0}}, {{1}}, {{2}}, {threads})"
     translator.add(Call([x], results, text))
     return results
 
@@ -372,10 +368,10 @@ def _max_pool_backward(translator: Any, node: _Node) -> Any:
 
 
 def _is_our_pool(pool: _Node) -> bool:
-    """Return whether the library kernel computes a max pool."""
+    """Return whether the library kernel computes a max pool; it has no indices for others."""
     x = arguments(pool)[0].meta["val"]
-    small = math.prod(x.shape[-2:]) <= _LARGEST_IMAGE
-    return x.dtype is torch.float32 and x.numel() > 0 and small and _has_plain_windows(pool)
+    plain = x.dtype is torch.float32 and x.numel() > 0 and _has_plain_windows(pool)
+    return plain and _only_for_backward(pool)
 
 
 def _has_plain_windows(pool: _Node) -> bool:
