@@ -1,6 +1,5 @@
 """Passes of the lowering ``op_by_op`` keep what a step means; plain implementations run them."""
 
-import copy
 import dataclasses
 import operator
 
@@ -14,7 +13,7 @@ from abele.ops import adam, memory_layout, norm_activation, sgd
 from abele.passes.of_lowerings.channels_last import channels_last
 from abele.passes.of_lowerings.convolutions import pointwise_before_upsampling
 from abele.passes.of_lowerings.fused_sums import fused_sums
-from abele.passes.of_lowerings.fused_updates import fused_adam, fused_sgd, joined_counters
+from abele.passes.of_lowerings.fused_updates import fused_adam, fused_sgd
 from abele.passes.of_lowerings.half import computed_in_float32
 from abele.passes.of_lowerings.normalisation import folded_normalisation, fused_normalisation
 from abele.step.config import StepConfig
@@ -480,30 +479,6 @@ def test_only_what_compiled_code_leaves_to_the_library_decides(monkeypatch):
     assert (choice.why(program) or "").startswith("3 convolutions of")
     monkeypatch.setattr(choice, "is_product_or_depthwise", lambda _: False)
     assert choice.why(program) is None
-
-
-def test_counters_of_batch_norms_are_joined():
-    """Each layer is used twice, so its counter grows by two."""
-    program = step_of()
-    joined = joined_counters(program)
-    (node,) = (each for each in joined.graph.graph.nodes if each.target is aten._foreach_add.Scalar)
-    counters = [slot for slot in program.inputs if slot.name.endswith("num_batches_tracked")]
-    assert len(node.args[0]) == len(counters) == 4
-    assert node.args[1] == 2
-    sums = [targets(each).count(aten.add.Tensor) for each in (program, joined)]
-    assert sums[0] - sums[1] == 2 * len(counters)
-
-
-def test_joined_counters_count_as_before():
-    model, batches = planes(0.01), events(3)
-    rule = rule_for(model, "sgd")
-    before, after = (
-        run(started(copy.deepcopy(model), batches[0], rule, target=lowered_by(*those))[0], batches)
-        for those in ((), (joined_counters,))
-    )
-    assert before.buffers.keys() == after.buffers.keys()
-    assert all(torch.equal(value, after.buffers[name]) for name, value in before.buffers.items())
-    assert after.buffers["first.norm.num_batches_tracked"] == 6
 
 
 def test_a_folded_norm_leaves_relu_to_torch_where_the_library_loses_nan():

@@ -1,4 +1,4 @@
-"""Fused optimizer updates: one operator for many parameters, and one tensor of step counters."""
+"""Fused optimizer updates: one operator for many parameters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 
@@ -289,59 +289,3 @@ def _scaled_sum(node: Any, sign: int = 1) -> tuple[_Node, _Node, Number]:
 
 def _same(one: Number, other: Number) -> bool:
     return one is other or (not isinstance(one, _Node) and one == other)
-
-
-def joined_counters(program: Program) -> Program:
-    """Fuse increments of scalar state (step counters) with equal increments."""
-    graph = editable(program)
-    by_number: dict[int, list[_Counter]] = {}
-    for node in graph.graph.nodes:
-        counter = _counter(node)
-        if counter is not None and not any(_summand(user) is node for user in node.users):
-            by_number.setdefault(counter.number, []).append(counter)
-    for number, counters in by_number.items():
-        if len(counters) > 1:
-            _join_counters(counters, number)
-    erase_dead_nodes(graph, stays_in_program)
-    return finished(program, graph)
-
-
-class _Counter(NamedTuple):
-    """A node that adds a constant number to a state."""
-
-    node: _Node
-    state: _Node
-    number: int
-
-
-def _counter(node: _Node) -> _Counter | None:
-    number, state = 0, node
-    while (summand := _summand(state)) is not None:
-        number += cast("int", state.args[1])
-        state = summand
-    return (
-        _Counter(node, state, number) if state is not node and state.op == "placeholder" else None
-    )
-
-
-def _summand(node: _Node) -> _Node | None:
-    """Return the int64 scalar to which a node adds an integer constant, or None."""
-    if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
-        return None
-    summand, number = node.args
-    if not isinstance(summand, _Node) or type(number) is not int:
-        return None
-    value = summand.meta["val"]
-    return summand if value.dim() == 0 and value.dtype is torch.int64 else None
-
-
-def _join_counters(counters: list[_Counter], number: int) -> None:
-    graph, first = counters[0].node.graph, counters[0].node
-    with graph.inserting_before(first):
-        arguments = [each.state for each in counters], number
-        joined = graph.call_function(aten._foreach_add.Scalar, arguments)
-        joined.meta = {**first.meta, "val": [each.node.meta["val"] for each in counters]}
-        for index, each in enumerate(counters):
-            new = graph.call_function(operator.getitem, (joined, index))
-            new.meta = dict(each.node.meta)
-            each.node.replace_all_uses_with(new)

@@ -19,7 +19,7 @@ from abele.passes.of_lowerings.channels_last import channels_last
 from abele.passes.of_lowerings.constant_convolutions import constant_convolutions
 from abele.passes.of_lowerings.convolutions import pointwise_before_upsampling
 from abele.passes.of_lowerings.fused_sums import fused_sums
-from abele.passes.of_lowerings.fused_updates import fused_adam, fused_sgd, joined_counters
+from abele.passes.of_lowerings.fused_updates import fused_adam, fused_sgd
 from abele.passes.of_lowerings.half import arithmetic, stored_in_16_bits, with_bfloat16_images
 from abele.passes.of_lowerings.normalisation import folded_normalisation, fused_normalisation
 from abele.program import Program, is_view
@@ -55,7 +55,6 @@ class OpByOp(Lowering):
         folded_normalisation,
         fused_adam,
         fused_sgd,
-        joined_counters,
         stored_in_16_bits,
         channels_last,  # last: it asks what each operator has become
     )
