@@ -13,7 +13,7 @@ from abele import arena
 from abele._torch.copies import called_targets
 from abele.ops.host_call import exchange
 from abele.passes.of_lowerings.convolutions import patches_as_products
-from abele.passes.of_lowerings.gradients import kept_derivatives, stacked_gradients
+from abele.passes.of_lowerings.gradients import stacked_gradients
 from abele.passes.of_lowerings.half import (
     arithmetic,
     biases_in_products,
@@ -83,7 +83,6 @@ class Emitted(Lowering):
         biases_in_products,
         packed_convolutions,
         stacked_gradients,
-        kept_derivatives,
         _stored_in_16_bits,
     )
 
