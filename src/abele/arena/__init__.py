@@ -6,7 +6,7 @@
 
 from abele.arena.measured import is_measured, with_inner
 from abele.arena.places import LEAST, Places, placed, planned
-from abele.arena.running import NAME, Arena, available, made, makings
+from abele.arena.running import NAME, Arena, available, made, makings, release
 
 __all__ = [
     "LEAST",
@@ -19,5 +19,6 @@ __all__ = [
     "makings",
     "placed",
     "planned",
+    "release",
     "with_inner",
 ]

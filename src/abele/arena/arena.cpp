@@ -416,6 +416,14 @@ ABELE_API void abele_arena_entries(void* given, int64_t* rows) {
   delete done;
 }
 
+// Return the memory of idle slabs to the system; the next program that runs there maps it again.
+ABELE_API void abele_arena_release() {
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  for (const auto& [base, slab] : state().slabs) {
+    if (!slab->busy && slab->live.empty()) madvise(base, slab->size, MADV_DONTNEED);
+  }
+}
+
 // How many tensors went to their place (0), into a gap (1), elsewhere (2); bytes of
 // all slabs (3).
 ABELE_API int64_t abele_arena_count(int64_t which) {

@@ -90,6 +90,7 @@ def _library(path: Path) -> ctypes.CDLL | None:
         "recorded": (number, (pointer,)),
         "entries": (None, (pointer, numbers)),
         "count": (number, (number,)),
+        "release": (None, ()),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, f"abele_arena_{name}")
@@ -203,6 +204,13 @@ def bytes_of_slabs() -> int:
     """Return the total bytes of the arena's shared buffers."""
     library = _library(_path()) if available() else None
     return 0 if library is None else library.abele_arena_count(3)
+
+
+def release() -> None:
+    """Return the memory of idle shared buffers to the system, until a program runs there."""
+    library = _library(_path()) if available() else None
+    if library is not None:
+        library.abele_arena_release()
 
 
 # -- without the library -------------------------------------------------------------------

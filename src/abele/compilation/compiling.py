@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from abele import passes
+from abele import arena, passes
 from abele.compilation import estimates, keys
 from abele.compilation.executable import (
     ChosenLowering,
@@ -196,10 +196,11 @@ def _in_words(ways: Sequence[Way], seconds_each: Sequence[float]) -> str:
 
 
 def return_memory() -> None:
-    """Return freed heap memory to the operating system, where the C library supports it.
+    """Return freed heap memory, where the C library supports it, and idle arenas to the system.
 
     Else what was measured and thrown away would count as memory of the run that follows.
     """
+    arena.release()
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; others have no such call
         if trim is not None:
@@ -327,6 +328,7 @@ def compile_programs(
         else:
             if clocked is None and parts["config"]["adopts"]:
                 clocked = functools.partial(seconds, adopts=True)
+            return_memory()  # of what runs meanwhile, which measuring takes again
             way, chosen[program.name] = _fastest(ways, clocked)
             return_memory()
         lowered.append(way.program)

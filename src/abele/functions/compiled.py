@@ -283,6 +283,8 @@ class CompiledCall:
         """Run the program; return the function's result."""
         captured = self.captured
         numbers = torch.get_rng_state() if self._draws else None
+        if not self.session.calls:  # the first one takes the most memory, for the comparison
+            self._drop_gradients(inputs)
         try:
             with self._calling():
                 outputs = [*map(_owned, self.session.step(inputs))]
@@ -319,6 +321,13 @@ class CompiledCall:
             before(0)
             return result
         return self._host.run(events, result, before)
+
+    def _drop_gradients(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Free gradients that a call drops and does not read."""
+        read = set(map(_memory, inputs))
+        for tensor in self.captured.gradients.emptied:
+            if tensor.grad is not None and _memory(tensor.grad) not in read:
+                tensor.grad = None
 
     def _leaf(self, leaf: Any, outputs: Sequence[torch.Tensor]) -> Any:
         if type(leaf) is Output:

@@ -1,9 +1,9 @@
 """Comparison of compiled programs with interpreted ones on one micro-batch.
 
-Both run on copies of a session's state, from the same random numbers; the session and the random
-numbers are afterwards as before. Prints and host calls are silenced. State whose elements are all
-equal, such as the zeros that an optimizer begins with, hides which element is read and whether it
-is read at all: in the copies its elements differ.
+Compiled ones run on a copy of a session's state, from the same random numbers as interpreted ones,
+which write none; the session and the random numbers are afterwards as before. Prints and host calls
+are silenced. State whose elements are all equal, such as the zeros that an optimizer begins with,
+hides which element is read and whether it is read at all: both read it with elements that differ.
 
 A tensor may differ by the tolerance of compiled programs. Some tensors are nothing but rounding: a
 gradient that is zero in exact arithmetic, which Adam turns into a step, or the loss of a batch that
@@ -24,12 +24,12 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from abele import _torch
+from abele import _torch, arena
 from abele.compilation import verdict
 from abele.compilation.executable import Executable
 from abele.ops.silence import silenced
@@ -37,6 +37,7 @@ from abele.passes.of_lowerings.half import computed_in_float32, stored_in_16_bit
 from abele.program import Program, Role, Slot, all_nodes, node_argument, returned_nodes, writes
 from abele.program.aliasing import last_uses
 from abele.runtime.device_state import DeviceState
+from abele.targets.base import Take
 from abele.targets.interpreter import Interpretation, Types, calls
 from abele.targets.reference import Interpreter
 
@@ -56,6 +57,7 @@ _FLOAT64 = Types(dtype=torch.float64)
 
 _Values = dict[str, torch.Tensor]
 _Call = Callable[[Program, list[torch.Tensor]], Sequence[torch.Tensor]]
+_Keep = Callable[[str, torch.Tensor], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,7 +95,6 @@ class Trial:
         self._state, self._inputs, self._time = state, inputs, clock
         # What interpreted and compiled programs took where they were compared.
         self._compared_s = 0.0, math.inf
-        self._expected: tuple[Executable, _Values, float] | None = None
         self._vary = True
         # torch.cuda's generator is another one than the host's; both modules have these names.
         self._generators = torch.cuda if state.device.type == "cuda" else torch
@@ -104,32 +105,74 @@ class Trial:
     def compare(self, interpreted: Executable, compiled: Executable) -> Comparison:
         """Run compiled and interpreted programs, and compare all results and all written state.
 
+        Compiled programs run first, on the only copy of the state. Interpreted ones read the state
+        itself and write nothing: what they compute is compared and freed, tensor by tensor.
+
         Raises:
             Exception: of the interpreted programs, which cannot compute this micro-batch.
         """
-        expected, took = self._expectation(interpreted)
+        while True:
+            computed, takes, failure = self._computed(compiled)
+            check = _Check(computed)
+            try:
+                copies = _Copies(vary=self._vary, written=False)
+                results, took = self._interpreted(interpreted, copies, check.state)
+                check.results(results)
+                break
+            except Exception:
+                if not self._vary:
+                    raise
+                # Elements that differ may be refused where equal ones are not.
+                self._vary = False
+        if failure is not None:
+            return Comparison(problem=failure)
+        self._compared_s = took - check.away_s, takes
+        if not check.problems:  # nobody has to know how far rounding moves them
+            return _agreement(check.errors, "tolerance")
+        return self._compare_rounding(interpreted, check.expected, computed, check.errors)
+
+    def _computed(self, compiled: Executable) -> tuple[_Values, float, str | None]:
+        """Run compiled programs on copies; return results, state and run time, or the failure."""
+        arena.release()
         try:
             copies = _Copies(vary=self._vary, trusted=False)
-            computed, takes = self._run(compiled, copies, clock=self._time)
+            return *self._run(compiled, copies, clock=self._time), None
         except Exception as error:  # noqa: BLE001 - whatever it is, these programs are not usable
-            return Comparison(
-                problem=f"compiled programs fail where interpreted ones do not ({error})"
-            )
-        self._compared_s = took, takes
-        errors = dict[str, float]()
-        problems = problems_of(expected, [], computed, errors=errors)
-        if not problems:  # nobody has to know how far rounding moves them
-            return _agreement(errors, "tolerance")
-        # State that agrees is not kept: further runs take memory for all of it again.
-        self._expected = None
-        del copies
-        expected, computed = _open(expected, problems), _open(computed, problems)
-        return self._compare_rounding(interpreted, expected, computed, errors)
+            problem = f"compiled programs fail where interpreted ones do not ({error})"
+            return {}, math.inf, problem
+        finally:
+            for each in compiled.compiled.values():
+                each.release()
+
+    def _interpreted(
+        self, interpreted: Executable, copies: _Copies, keep: _Keep
+    ) -> tuple[_Values, float]:
+        """Run interpreted programs, which write nothing but ``copies``.
+
+        Args:
+            interpreted: the programs.
+            copies: of state that one program writes and another one reads, or that is varied.
+            keep: gets new state by name, in memory that the program uses again.
+
+        Returns:
+            Results by name, and the run time with that of ``keep``.
+        """
+        programs = _in_order(interpreted.common or interpreted.programs)
+        given = [(each, self._given(each)) for each in programs]
+        takes = [_taking(given[index:], copies, keep) for index in range(len(given))]
+        runs = {
+            program.name: interpreted.target.interpreted(program, take)[1]
+            for program, take in zip(programs, takes, strict=True)
+        }
+        values, took = self._run(
+            interpreted, copies, lambda p, a: runs[p.name](a), clock=self._time
+        )
+        return {n: value for n, value in values.items() if n.startswith(_RESULT)}, took
 
     def clock(self, interpreted: Executable, compiled: Executable) -> None:
         """Time one run of interpreted and of compiled programs that agree, for ``slower``."""
-        took = self._run(interpreted, clock=self._time)[1]
-        self._compared_s = took, self._run(compiled, clock=self._time)[1]
+        takes = self._run(compiled, clock=self._time)[1]
+        self._compared_s = self._run(interpreted, clock=self._time)[1], takes
 
     def _compare_rounding(
         self,
@@ -177,15 +220,27 @@ class Trial:
         moved, problems = list[_Values](), dict[str, str]()
         for trial in range(trials):
             try:
-                copies = _Copies(trial, vary=self._vary)
-                moved.append(_open(self._run(interpreted, copies, call)[0], expected))
-                del copies
+                moved.append(self._rounded(interpreted, trial, expected, call))
             except Exception:  # noqa: BLE001 - the weights are not the user's, so neither is this
                 moved.append(expected)
             problems = problems_of(expected, moved, computed, errors=errors, least=least)
             if not problems:
                 break
         return problems, moved
+
+    def _rounded(
+        self, interpreted: Executable, seed: int, names: Collection[str], call: _Call | None
+    ) -> _Values:
+        """Return results, and new state of some names, with the weights rounded otherwise."""
+        if call is not None:
+            return _open(self._run(interpreted, _Copies(seed, vary=self._vary), call)[0], names)
+        kept, copies = _Values(), _Copies(seed, vary=self._vary, written=False)
+
+        def keep(name: str, value: torch.Tensor) -> None:
+            if name in names:
+                kept[name] = value.clone()
+
+        return self._interpreted(interpreted, copies, keep)[0] | kept
 
     def _judged_by_float32(
         self, interpreted: Executable, computed: _Values, errors: dict[str, float]
@@ -210,20 +265,6 @@ class Trial:
         arguments = interpreted, expected, computed, errors, call, least
         return not self._judged_by_rounding(*arguments)[0]
 
-    def _expectation(self, interpreted: Executable) -> tuple[_Values, float]:
-        """Run interpreted programs once; return the cached results and their run time."""
-        if self._expected is None or self._expected[0] is not interpreted:
-            try:
-                values, took = self._run(interpreted, clock=self._time)
-            except Exception:
-                if not self._vary:
-                    raise
-                # Elements that differ may be refused where equal ones are not.
-                self._vary = False
-                values, took = self._run(interpreted, clock=self._time)
-            self._expected = interpreted, values, took
-        return self._expected[1:]
-
     def slower(self, interpreted: Executable, compiled: Executable) -> str | None:
         """Describe how much slower compiled programs are; None if they are not slower."""
         took, takes = self._compared_s
@@ -234,10 +275,10 @@ class Trial:
         adopts = self._state.config.adopts
         runs = {n: each.with_state((), adopted=adopts) for n, each in compiled.compiled.items()}
         for _ in range(_TURNS):
-            now.append(self._run(interpreted, clock=self._time)[1])
             then.append(
                 self._run(compiled, None, lambda p, a: runs[p.name](a), clock=self._time)[1]
             )
+            now.append(self._run(interpreted, clock=self._time)[1])
             if statistics.median(then) <= statistics.median(now):  # by how much does not matter
                 return None
         took, takes = statistics.median(now), statistics.median(then)
@@ -278,7 +319,7 @@ class Trial:
         outside = self._generators.get_rng_state()
         self._generators.set_rng_state(self._numbers)
         try:
-            programs = sorted(executable.programs, key=lambda each: each.name == "apply")
+            programs = _in_order(executable.programs)
             copies = copies or _Copies(vary=self._vary)
             with silenced(), _torch.without_tf32():
                 return self._values_and_time(programs, call or compiled, copies, clock)
@@ -310,7 +351,7 @@ class Trial:
             for slot, value in zip(program.outputs, outputs, strict=True):
                 values[f"{_RESULT}{slot.name!r} of {program.name!r}"] = passed[slot.name] = value
             for slot, value in written:
-                values[f"{slot.role.value.replace('_', ' ')} {slot.name!r}"] = value
+                values[_name(slot)] = value
         return values, took
 
     def _given(self, program: Program) -> list[torch.Tensor | None]:
@@ -323,6 +364,84 @@ class Trial:
         ]
 
 
+def _in_order(programs: Iterable[Program]) -> list[Program]:
+    return sorted(programs, key=lambda each: each.name == "apply")
+
+
+def _name(slot: Slot) -> str:
+    return f"{slot.role.value.replace('_', ' ')} {slot.name!r}"
+
+
+class _Check:
+    """A comparison of what interpreted programs compute, tensor by tensor.
+
+    Args:
+        computed: by compiled programs; state that agrees is removed. Empty to compare nothing.
+
+    Attributes:
+        expected: results, and new state that differs.
+        problems: see ``problems_of``.
+        errors: see ``problems_of``.
+        away_s: seconds in which programs waited for the comparison of state.
+    """
+
+    def __init__(self, computed: _Values):
+        self._computed, self._compares, self.expected = computed, bool(computed), _Values()
+        self.problems, self.errors, self.away_s = dict[str, str](), dict[str, float](), 0.0
+
+    def state(self, name: str, value: torch.Tensor) -> None:
+        """Compare new state, whose memory the program uses again."""
+        if not self._compares:
+            return
+        began = time.perf_counter()
+        found = problems_of({name: value}, [], self._computed, errors=self.errors)
+        if found:
+            self.problems, self.expected[name] = self.problems | found, value.clone()
+        else:
+            del self._computed[name]
+        self.away_s += time.perf_counter() - began
+
+    def results(self, values: _Values) -> None:
+        """Compare results, which come first in ``problems`` and ``errors``."""
+        if self._compares:
+            errors = dict[str, float]()
+            problems = problems_of(values, [], self._computed, errors=errors)
+            self.problems, self.errors = problems | self.problems, errors | self.errors
+            self.expected = values | self.expected
+
+
+def _taking(
+    given: Sequence[tuple[Program, Sequence[torch.Tensor | None]]], copies: _Copies, keep: _Keep
+) -> Take:
+    """Return what takes the new state of a program that must not write a session's.
+
+    Args:
+        given: the program and those that run after it, with the session's tensors.
+        copies: get state that programs after it read.
+        keep: gets the name and value of state that no program after it writes.
+    """
+    (program, tensors), *after = given
+
+    def take(position: int, value: torch.Tensor) -> torch.Tensor:
+        tensor = tensors[position]
+        assert tensor is not None, "results of other programs are not written"
+        if (value.shape, value.dtype) != (tensor.shape, tensor.dtype):
+            value = torch.empty_like(tensor).copy_(value)
+        readers = [
+            slot
+            for later, others in after
+            for slot, each in zip(later.inputs, others, strict=True)
+            if each is tensor
+        ]
+        if readers:
+            copies.renew(tensor, value)
+        if not any(slot.mutated for slot in readers):
+            keep(_name(program.inputs[position]), value)
+        return value
+
+    return take
+
+
 class _Copies:
     """Cached copies of a session's tensors, optionally perturbed or in float64.
 
@@ -331,6 +450,7 @@ class _Copies:
         wide: fractions are in float64.
         vary: elements differ in the copies of tensors whose elements are all equal.
         trusted: programs write only what they say; the rest needs no copy.
+        written: programs write their state; without that no tensor needs a copy.
     """
 
     def __init__(
@@ -340,8 +460,9 @@ class _Copies:
         wide: bool = False,
         vary: bool = True,
         trusted: bool = True,
+        written: bool = True,
     ):
-        self._wide, self._vary, self._trusted = wide, vary, trusted
+        self._wide, self._vary, self._trusted, self._writes = wide, vary, trusted, written
         self._rounding = rounding
         self._noise: torch.Generator | None = None
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -350,7 +471,7 @@ class _Copies:
     def note_written(self, program: Program, arguments: Sequence[torch.Tensor | None]) -> None:
         """Note the tensors that a program may write; only written tensors need a copy."""
         for slot, argument in zip(program.inputs, arguments, strict=True):
-            if slot.mutated or not self._trusted:
+            if self._writes and (slot.mutated or not self._trusted):
                 self._written.add(id(argument))
 
     def of(self, tensor: torch.Tensor, slot: Slot) -> torch.Tensor:
@@ -359,6 +480,10 @@ class _Copies:
             copy = self._copy(tensor, slot.role, seed=len(self._copies))
             self._copies[id(tensor)] = tensor, copy  # both: a number is free when its object is
         return self._copies[id(tensor)][1]
+
+    def renew(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """Replace the copy of a tensor."""
+        self._copies[id(tensor)] = tensor, value.clone()
 
     def _copy(self, tensor: torch.Tensor, role: Role, seed: int) -> torch.Tensor:
         copy = varied(tensor, role, seed) if self._vary else tensor

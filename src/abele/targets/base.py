@@ -106,6 +106,9 @@ COMPILED = "are compiled"
 # the outputs. The list is the callee's to clear.
 Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
+#: Gets the position of an input and the value that would be written into it; returns the value.
+Take = Callable[[int, torch.Tensor], torch.Tensor]
+
 # The same for a program that has its state: takes the tensors of the slots that are the batch.
 OfBatch = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
@@ -130,9 +133,11 @@ class Compiled:
         prepares: ``with_state`` saves work between calls.
         replays: callables of ``bound`` accept host tensors and wait for the device; from the second
             call on, their results are host tensors, too.
+        release: returns memory kept between calls to the system; the next one of ``run`` maps it.
     """
 
     prepares, replays = False, False
+    release: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self, run: Run, payload: bytes = b"", plan: str | None = None):
         self.run = run
@@ -446,11 +451,12 @@ class Target(abc.ABC):
         """Return the torch device of a program's tensors on this target."""
 
     @abc.abstractmethod
-    def interpreted(self, program: Program) -> tuple[Program, Run]:
+    def interpreted(self, program: Program, take: Take | None = None) -> tuple[Program, Run]:
         """Return a program for torch's own kernels on this device, and its callable.
 
         Args:
             program: after the common pipeline and before any lowering pass.
+            take: gets new state, which is then not written.
         """
 
     def toolchain(self) -> str:

@@ -238,7 +238,7 @@ class Checked(Compiled):
 
         super().__init__(run, compiled.payload, compiled.plan)
         self._compiled, self._check, self._of_batch = compiled, check, of_batch
-        self.prepares = compiled.prepares
+        self.prepares, self.release = compiled.prepares, compiled.release
 
     def kernel_problem(self, *, noted: bool) -> str | None:
         """Return the self-test failure of the library kernels behind the index check."""

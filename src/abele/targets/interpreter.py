@@ -20,7 +20,7 @@ from abele.ops.half_products import in_float32, is_half_product
 from abele.program import Program, has_effect, is_getitem, writes
 from abele.program.aliasing import last_uses
 from abele.program.cut import draws
-from abele.targets.base import GraphClocks
+from abele.targets.base import GraphClocks, Take
 
 aten = torch.ops.aten
 
@@ -46,7 +46,11 @@ _DIRECT: dict[Any, Callable[..., Any]] = {
 
 
 def function_of(
-    root: torch.fx.GraphModule, clocks: GraphClocks | None = None, *, frees_inputs: bool = False
+    root: torch.fx.GraphModule,
+    clocks: GraphClocks | None = None,
+    *,
+    frees_inputs: bool = False,
+    take: Take | None = None,
 ) -> Callable[[list[torch.Tensor]], Any]:
     """Compile a graph to a Python function that frees each value after its last use.
 
@@ -54,8 +58,9 @@ def function_of(
         root: the graph and its constants.
         clocks: timestamps around each call, if any.
         frees_inputs: the function empties its list and frees inputs too after their last use.
+        take: called instead of each write into an input.
     """
-    writer = _Writer(root, clocks, frees_inputs)
+    writer = _Writer(root, clocks, frees_inputs, take)
     source = writer.source()
     exec(compile(source, f"<{type(root).__name__} as a function>", "exec"), writer.bound)
     return writer.bound["run"]
@@ -68,8 +73,15 @@ class _Writer:
         bound: global variables of the source.
     """
 
-    def __init__(self, root: torch.fx.GraphModule, clocks: GraphClocks | None, frees_inputs: bool):
+    def __init__(
+        self,
+        root: torch.fx.GraphModule,
+        clocks: GraphClocks | None,
+        frees_inputs: bool,
+        take: Take | None,
+    ):
         self._root, self._clocks, self._frees_inputs = root, clocks, frees_inputs
+        self._take, self._inputs = take, root.graph.find_nodes(op="placeholder")
         self.bound: dict[str, Any] = {}
         self._names: dict[torch.fx.Node, str] = {}
         self._bound_to: dict[int, str] = {}
@@ -112,6 +124,9 @@ class _Writer:
     def _call(self, node: torch.fx.Node) -> str:
         if is_getitem(node):
             return f"{self._text(node.args[0])}[{self._text(node.args[1])}]"
+        if self._take is not None and writes(node):
+            position = self._inputs.index(node.args[0])
+            return f"{self._bind(self._take)}({position}, {self._text(node.args[1])})"
         arguments = [self._text(each) for each in node.args]
         arguments += [f"{name}={self._text(each)}" for name, each in node.kwargs.items()]
         return f"{self._bind(called(node))}({', '.join(arguments)})"

@@ -12,7 +12,7 @@ from abele import arena
 from abele.program import Program
 from abele.program.memory import MemoryUse, of_graph
 from abele.targets import index_checks
-from abele.targets.base import Clocked, Compiled, GraphClocks, Lowering, Run, Target
+from abele.targets.base import Clocked, Compiled, GraphClocks, Lowering, Run, Take, Target
 from abele.targets.interpreter import function_of
 from abele.targets.kernel_choice import by_torch
 
@@ -85,9 +85,11 @@ class HostTarget(Target):
         """Return the CPU device."""
         return torch.device("cpu")
 
-    def interpreted(self, program: Program) -> tuple[Program, Run]:
+    def interpreted(self, program: Program, take: Take | None = None) -> tuple[Program, Run]:
         """Return the program unchanged, and a callable that runs torch's kernels."""
-        return program, Interpreter().compile(program).run
+        if take is None:
+            return program, Interpreter().compile(program).run
+        return program, _run(program, function_of(program.graph, take=take))
 
 
 class Reference(HostTarget):

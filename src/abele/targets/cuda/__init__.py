@@ -10,7 +10,7 @@ import torch
 
 from abele import passes
 from abele.program import Program
-from abele.targets.base import Run, Target
+from abele.targets.base import Run, Take, Target
 from abele.targets.cuda.emitted import nvrtc
 from abele.targets.cuda.emitted.lowering import Emitted
 from abele.targets.cuda.op_by_op import OpByOp, current_gpu, straight_run
@@ -40,13 +40,13 @@ class Cuda(Target):
         """Return the current CUDA device."""
         return current_gpu()
 
-    def interpreted(self, program: Program) -> tuple[Program, Run]:
+    def interpreted(self, program: Program, take: Take | None = None) -> tuple[Program, Run]:
         """Return the program with operators that GPUs have, and a callable that runs it by torch.
 
         Captured programs contain attention of processors, and half norms with float32 weights.
         """
         lowered = passes.run_only(program, OpByOp.passes)
-        run = straight_run(lowered)
+        run = straight_run(lowered, take)
         # As emitted code does: cuBLAS keeps 32 MiB for each stream.
         return lowered, lambda inputs: on_capture_stream(lambda: run(inputs))
 

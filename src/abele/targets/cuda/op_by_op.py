@@ -6,7 +6,7 @@ import torch
 
 from abele.passes.of_lowerings.gpu import gpu_attention, gpu_norms, on_device
 from abele.program import Program
-from abele.targets.base import Compiled, Lowering, Run
+from abele.targets.base import Compiled, Lowering, Run, Take
 from abele.targets.interpreter import function_of
 from abele.targets.kernel_choice import by_torch
 from abele.targets.replay import CudaGraphs, replayed
@@ -22,13 +22,14 @@ def to_gpu(program: Program) -> Program:
     return on_device(program, current_gpu())
 
 
-def straight_run(program: Program) -> Run:
+def straight_run(program: Program, take: Take | None = None) -> Run:
     """Return a function that calls torch's kernels for a program's operators, in order.
 
     Args:
         program: on the GPU.
+        take: gets new state, which is then not written.
     """
-    function = function_of(program.graph)
+    function = function_of(program.graph, take=take)
 
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         with torch.no_grad():

@@ -325,7 +325,8 @@ def _runnable(program: Program, calling: Calling, payload: bytes) -> Compiled:
 class _Emitted(Compiled):
     def __init__(self, runner: Runner, library: ctypes.CDLL, payload: bytes, plan: str | None):
         super().__init__(runner.run, payload, plan)
-        self._runner, self._library, self.prepares = runner, library, runner.prepares
+        self._runner, self._library, self.release = runner, library, runner.release
+        self.prepares = runner.prepares
 
     def kernel_problem(self, *, noted: bool) -> str | None:
         """Run the self-test of the library kernels linked to the code."""

@@ -6,7 +6,7 @@ import contextlib
 import heapq
 import itertools
 import mmap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 
@@ -77,17 +77,22 @@ def planned(lives: Lives) -> tuple[dict[Buffer, int], int]:
     return dict(zip(own, at, strict=True)), total
 
 
-def allocated(size: int) -> torch.Tensor:
-    """Allocate an aligned uint8 arena of at least ``size`` bytes, in huge pages if large."""
+def allocated(size: int) -> tuple[torch.Tensor, Callable[[], None]]:
+    """Allocate an aligned uint8 arena of at least ``size`` bytes, in huge pages if large.
+
+    Returns:
+        The arena, and a function that returns its memory to the system until it is written again.
+    """
     if size < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         memory = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
-        return memory[-memory.data_ptr() % ALIGNMENT :]
+        return memory[-memory.data_ptr() % ALIGNMENT :], lambda: None
     pages = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     begin = -torch.frombuffer(pages, dtype=torch.uint8).data_ptr() % _HUGE_PAGE
     with contextlib.suppress(OSError):  # a system without them
         pages.madvise(mmap.MADV_HUGEPAGE, begin, size)
     # What lies before is never touched: it does not count as memory of a tensor.
-    return torch.frombuffer(pages, dtype=torch.uint8, offset=begin, count=size)
+    arena = torch.frombuffer(pages, dtype=torch.uint8, offset=begin, count=size)
+    return arena, lambda: pages.madvise(mmap.MADV_DONTNEED, begin, size)
 
 
 def memory_use(

@@ -49,7 +49,7 @@ class Runner:
     def __init__(self, program: Program, calling: Calling, library: ctypes.CDLL):
         self._lock = Lock()  # a program has one arena
         self._constants = constants_of(program, calling.constants)
-        self._arena = allocated(calling.size)
+        self._arena, self._release = allocated(calling.size)
         self._offsets, self._freed = calling.offsets, calling.freed
         self._entries = {buffer: entry for entry, buffer in enumerate(calling.table)}
         self._table = (ctypes.c_void_p * (1 + len(calling.table)))()
@@ -115,6 +115,12 @@ class Runner:
         """
         with self._lock:
             return self._run_and_forget(inputs)
+
+    def release(self) -> None:
+        """Return the arena's memory to the system; the next run maps it and prepares constants."""
+        with self._lock:
+            self._prepared_for = None
+            self._release()
 
     def with_constants(self, checksum: Checksum | None) -> Run:
         """Return ``run`` for calls that prepare constants when these have changed.
