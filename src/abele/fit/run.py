@@ -87,10 +87,9 @@ def _joined(sizes: list[int], kept: int, whole: Interval, config: StepConfig) ->
     return Interval(whole.low, whole.expected + beside, whole.high + beside)
 
 
-#: Weights, optimizer state and inputs are copied for each of these runs while compiled programs
-#: are compared with interpreted ones: two at least, one more for each further trial, and two in
-#: float64.
-_COPIES = Interval(2, 2, 12)
+#: Copies of weights, optimizer state and inputs while programs are compared: compiled ones write
+#: one; where all differ, there is one for each further run, and two in float64.
+_COPIES = Interval(1, 1, 12)
 _COPIED = ("parameters", "buffers", "optimizer state", "gradient sums", "inputs of a call")
 
 
@@ -110,7 +109,12 @@ def _running(
 
 
 def _comparison(
-    name: str, first: Need, then: Need, always: Sequence[Part], others: Iterable[Need]
+    name: str,
+    first: Need,
+    then: Need,
+    always: Sequence[Part],
+    others: Sequence[Need],
+    several: bool,
 ) -> Moment:
     """Return the possible peak while compiled code is compared with the interpreter.
 
@@ -120,15 +124,22 @@ def _comparison(
         then: memory of the compiled program.
         always: memory in use during the entire run.
         others: memory of all other compiled programs.
+        several: whether lowerings are timed before, on as many copies, with the memory of all.
     """
     state = sum(part.size.high for part in always if part.role in _COPIED)
     larger = max(first, then, key=lambda each: Interval.sum(p.size for p in each.parts).expected)
-    beside = together([first, then, *others]) - larger.reserved
+    # Either is returned to the system before the other one runs.
+    least, most = together(others), together([first, then, *others]) - larger.reserved
     copies = Part(role="copies to compare", size=_COPIES.scaled(state))
     return Moment(
         name=f"{name}, compared before use",
         operation="compiled programs are compared with interpreted ones",
-        parts=(*always, *larger.parts, *_kept(Interval.exact(beside)), copies),
+        parts=(
+            *always,
+            *larger.parts,
+            *_kept(Interval(least, most if several else least, most)),
+            copies,
+        ),
         lines=larger.lines,
     )
 
@@ -247,7 +258,8 @@ def _moments(
             made.append(_running(f"{name}, interpreted", way.need, always, nothing, results))
         for then in ways[name]:
             others = [each for each in needs if each is not then.need]
-            made.append(_comparison(name, way.need, then.need, always, others))
+            several = len(ways[name]) > 1
+            made.append(_comparison(name, way.need, then.need, always, others, several))
     return made
 
 

@@ -113,11 +113,8 @@ class Trial:
         """
         while True:
             computed, takes, failure = self._computed(compiled)
-            check = _Check(computed)
             try:
-                copies = _Copies(vary=self._vary, written=False)
-                results, took = self._interpreted(interpreted, copies, check.state)
-                check.results(results)
+                expected, errors, took = self._checked(interpreted, computed)
                 break
             except Exception:
                 if not self._vary:
@@ -126,10 +123,10 @@ class Trial:
                 self._vary = False
         if failure is not None:
             return Comparison(problem=failure)
-        self._compared_s = took - check.away_s, takes
-        if not check.problems:  # nobody has to know how far rounding moves them
-            return _agreement(check.errors, "tolerance")
-        return self._compare_rounding(interpreted, check.expected, computed, check.errors)
+        self._compared_s = took, takes
+        if not problems_of(expected, [], computed, errors=errors):
+            return _agreement(errors, "tolerance")  # nobody has to know how far rounding moves them
+        return self._compare_rounding(interpreted, expected, computed, errors)
 
     def _computed(self, compiled: Executable) -> tuple[_Values, float, str | None]:
         """Run compiled programs on copies; return results, state and run time, or the failure."""
@@ -144,25 +141,48 @@ class Trial:
             for each in compiled.compiled.values():
                 each.release()
 
+    def _checked(
+        self, interpreted: Executable, computed: _Values
+    ) -> tuple[_Values, dict[str, float], float]:
+        """Run interpreted programs; remove state that agrees from ``computed``.
+
+        Returns:
+            Results and other state, errors of state, and the run time of the programs alone.
+        """
+        expected, errors, away = _Values(), dict[str, float](), list[float]()
+
+        def keep(name: str, value: torch.Tensor) -> None:
+            began = time.perf_counter()
+            if name in computed:
+                if problems_of({name: value}, [], computed, errors=errors):
+                    expected[name] = value
+                else:
+                    del computed[name]
+            away.append(time.perf_counter() - began)
+
+        results, took = self._interpreted(
+            interpreted, _Copies(vary=self._vary, written=False), keep
+        )
+        return results | expected, errors, took - sum(away)
+
     def _interpreted(
         self, interpreted: Executable, copies: _Copies, keep: _Keep
     ) -> tuple[_Values, float]:
-        """Run interpreted programs, which write nothing but ``copies``.
+        """Run interpreted programs on a session's own state, which they do not write.
 
         Args:
             interpreted: the programs.
-            copies: of state that one program writes and another one reads, or that is varied.
-            keep: gets new state by name, in memory that the program uses again.
+            copies: of other tensors than the session's, and of state that several programs use.
+            keep: gets the name and value of new state.
 
         Returns:
-            Results by name, and the run time with that of ``keep``.
+            Results by name, and the run time.
         """
         programs = _in_order(interpreted.common or interpreted.programs)
         given = [(each, self._given(each)) for each in programs]
-        takes = [_taking(given[index:], copies, keep) for index in range(len(given))]
         runs = {
-            program.name: interpreted.target.interpreted(program, take)[1]
-            for program, take in zip(programs, takes, strict=True)
+            each.name: interpreted.target.interpreted(each, _taking(given[i:], copies, keep))[1]
+            for i, each in enumerate(programs)
         }
         values, took = self._run(
             interpreted, copies, lambda p, a: runs[p.name](a), clock=self._time
@@ -237,8 +257,7 @@ class Trial:
         kept, copies = _Values(), _Copies(seed, vary=self._vary, written=False)
 
         def keep(name: str, value: torch.Tensor) -> None:
-            if name in names:
-                kept[name] = value.clone()
+            kept.update({name: value} if name in names else {})
 
         return self._interpreted(interpreted, copies, keep)[0] | kept
 
@@ -372,71 +391,26 @@ def _name(slot: Slot) -> str:
     return f"{slot.role.value.replace('_', ' ')} {slot.name!r}"
 
 
-class _Check:
-    """A comparison of what interpreted programs compute, tensor by tensor.
-
-    Args:
-        computed: by compiled programs; state that agrees is removed. Empty to compare nothing.
-
-    Attributes:
-        expected: results, and new state that differs.
-        problems: see ``problems_of``.
-        errors: see ``problems_of``.
-        away_s: seconds in which programs waited for the comparison of state.
-    """
-
-    def __init__(self, computed: _Values):
-        self._computed, self._compares, self.expected = computed, bool(computed), _Values()
-        self.problems, self.errors, self.away_s = dict[str, str](), dict[str, float](), 0.0
-
-    def state(self, name: str, value: torch.Tensor) -> None:
-        """Compare new state, whose memory the program uses again."""
-        if not self._compares:
-            return
-        began = time.perf_counter()
-        found = problems_of({name: value}, [], self._computed, errors=self.errors)
-        if found:
-            self.problems, self.expected[name] = self.problems | found, value.clone()
-        else:
-            del self._computed[name]
-        self.away_s += time.perf_counter() - began
-
-    def results(self, values: _Values) -> None:
-        """Compare results, which come first in ``problems`` and ``errors``."""
-        if self._compares:
-            errors = dict[str, float]()
-            problems = problems_of(values, [], self._computed, errors=errors)
-            self.problems, self.errors = problems | self.problems, errors | self.errors
-            self.expected = values | self.expected
-
-
 def _taking(
     given: Sequence[tuple[Program, Sequence[torch.Tensor | None]]], copies: _Copies, keep: _Keep
 ) -> Take:
-    """Return what takes the new state of a program that must not write a session's.
+    """Return what takes the new state of a program.
 
     Args:
         given: the program and those that run after it, with the session's tensors.
-        copies: get state that programs after it read.
+        copies: get the new state for programs that run after it.
         keep: gets the name and value of state that no program after it writes.
     """
     (program, tensors), *after = given
 
     def take(position: int, value: torch.Tensor) -> torch.Tensor:
-        tensor = tensors[position]
-        assert tensor is not None, "results of other programs are not written"
-        if (value.shape, value.dtype) != (tensor.shape, tensor.dtype):
-            value = torch.empty_like(tensor).copy_(value)
-        readers = [
-            slot
-            for later, others in after
-            for slot, each in zip(later.inputs, others, strict=True)
-            if each is tensor
-        ]
-        if readers:
-            copies.renew(tensor, value)
-        if not any(slot.mutated for slot in readers):
-            keep(_name(program.inputs[position]), value)
+        tensor: Any = tensors[position]
+        made = torch.empty_like(tensor).copy_(value)  # the program uses the memory again
+        if after:
+            copies.renew(tensor, made)
+        later = (zip(each.inputs, others, strict=True) for each, others in after)
+        if not any(t is tensor and slot.mutated for pairs in later for slot, t in pairs):
+            keep(_name(program.inputs[position]), made)
         return value
 
     return take
@@ -483,7 +457,7 @@ class _Copies:
 
     def renew(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """Replace the copy of a tensor."""
-        self._copies[id(tensor)] = tensor, value.clone()
+        self._copies[id(tensor)] = tensor, value
 
     def _copy(self, tensor: torch.Tensor, role: Role, seed: int) -> torch.Tensor:
         copy = varied(tensor, role, seed) if self._vary else tensor
@@ -526,7 +500,7 @@ def varied(tensor: torch.Tensor, role: Role, seed: int) -> torch.Tensor:
 def _agreement(errors: Mapping[str, float], judged_by: str) -> Comparison:
     """Return the comparison result of tensors that all agree, from the error of each."""
     compared, largest = dict[str, int](), dict[str, float]()
-    for name, error in errors.items():
+    for name, error in sorted(errors.items(), key=lambda each: not each[0].startswith(_RESULT)):
         role = name.partition(" '")[0]
         compared[role] = compared.get(role, 0) + 1
         largest[role] = max(largest.get(role, 0.0), error)

@@ -105,7 +105,6 @@ COMPILED = "are compiled"
 # Takes the tensors of the program's input slots, updates the mutated ones in place and returns
 # the outputs. The list is the callee's to clear.
 Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
-
 #: Gets the position of an input and the value that would be written into it; returns the value.
 Take = Callable[[int, torch.Tensor], torch.Tensor]
 

@@ -60,7 +60,8 @@ def function_of(
         frees_inputs: the function empties its list and frees inputs too after their last use.
         take: called instead of each write into an input.
     """
-    writer = _Writer(root, clocks, frees_inputs, take)
+    writer = _Writer(root, clocks, frees_inputs)
+    writer.taker = take
     source = writer.source()
     exec(compile(source, f"<{type(root).__name__} as a function>", "exec"), writer.bound)
     return writer.bound["run"]
@@ -73,15 +74,10 @@ class _Writer:
         bound: global variables of the source.
     """
 
-    def __init__(
-        self,
-        root: torch.fx.GraphModule,
-        clocks: GraphClocks | None,
-        frees_inputs: bool,
-        take: Take | None,
-    ):
+    taker: Take | None = None
+
+    def __init__(self, root: torch.fx.GraphModule, clocks: GraphClocks | None, frees_inputs: bool):
         self._root, self._clocks, self._frees_inputs = root, clocks, frees_inputs
-        self._take, self._inputs = take, root.graph.find_nodes(op="placeholder")
         self.bound: dict[str, Any] = {}
         self._names: dict[torch.fx.Node, str] = {}
         self._bound_to: dict[int, str] = {}
@@ -124,9 +120,9 @@ class _Writer:
     def _call(self, node: torch.fx.Node) -> str:
         if is_getitem(node):
             return f"{self._text(node.args[0])}[{self._text(node.args[1])}]"
-        if self._take is not None and writes(node):
-            position = self._inputs.index(node.args[0])
-            return f"{self._bind(self._take)}({position}, {self._text(node.args[1])})"
+        if self.taker is not None and writes(node):
+            position = self._root.graph.find_nodes(op="placeholder").index(node.args[0])
+            return f"{self._bind(self.taker)}({position}, {self._text(node.args[1])})"
         arguments = [self._text(each) for each in node.args]
         arguments += [f"{name}={self._text(each)}" for name, each in node.kwargs.items()]
         return f"{self._bind(called(node))}({', '.join(arguments)})"

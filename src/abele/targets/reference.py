@@ -87,9 +87,9 @@ class HostTarget(Target):
 
     def interpreted(self, program: Program, take: Take | None = None) -> tuple[Program, Run]:
         """Return the program unchanged, and a callable that runs torch's kernels."""
-        if take is None:
-            return program, Interpreter().compile(program).run
-        return program, _run(program, function_of(program.graph, take=take))
+        if take is not None:
+            return program, _run(program, function_of(program.graph, take=take))
+        return program, Interpreter().compile(program).run
 
 
 class Reference(HostTarget):

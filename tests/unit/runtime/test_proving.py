@@ -19,6 +19,7 @@ from abele.runtime.agreement import Trial, varied
 from abele.runtime.session import SectionSession
 from abele.step.config import StepConfig
 from abele.targets.base import Compiled
+from abele.targets.reference import Reference
 from helpers.fakes import prefer
 from helpers.models import MODELS, Model
 from helpers.runs import captured, rule_for, session_of
@@ -295,9 +296,33 @@ def test_programs_that_round_numbers_in_between_otherwise_take_over(monkeypatch)
     monkeypatch.setattr(agreement, "problems_of", noted)
     made, compiled = momentum_off_by(1.0005)
     assert made.executable.compiled is compiled.compiled
-    # State that agrees is not kept for the next runs.
-    everything, first, *_ = compared
-    assert everything[0] == everything[1] > first[0] == first[1] == first[2]
+    # State that agrees is not kept: it is compared alone, and freed.
+    (program,) = made.executable.programs
+    state = sum(slot.mutated for slot in program.inputs)
+    assert [count for count, *_ in compared[:state]] == [1] * state
+    first = next(counts for counts in compared if len(counts) > 2)
+    assert first[0] == first[1] == first[2] < state + len(program.outputs)
+
+
+def test_interpreted_programs_read_the_state_itself_and_compiled_ones_the_only_copy(monkeypatch):
+    read, interpreted = list[set[int]](), Reference.interpreted
+
+    def noted(self, program, take=None):
+        lowered, run = interpreted(self, program, take)
+        return lowered, lambda inputs: (
+            read.append({*map(torch.Tensor.data_ptr, inputs)}),
+            run(inputs),
+        )[1]
+
+    monkeypatch.setattr(Reference, "interpreted", noted)
+    made, script, script_outcome = session(DENSE, "adam", gradient_accumulation=2)
+    made.step(list(DENSE.batch()))
+    own = {tensor.data_ptr() for tensor in (*made.params.values(), *made.optimizer_state.values())}
+    script.outcome = script_outcome
+    made.step(list(DENSE.batch()))
+    assert made.executable.compiled is script_outcome.compiled
+    assert len(read) == 2
+    assert own <= set.union(*read)
 
 
 def test_results_stay_in_memory_until_another_attempt(monkeypatch):

@@ -78,11 +78,7 @@ def planned(lives: Lives) -> tuple[dict[Buffer, int], int]:
 
 
 def allocated(size: int) -> tuple[torch.Tensor, Callable[[], None]]:
-    """Allocate an aligned uint8 arena of at least ``size`` bytes, in huge pages if large.
-
-    Returns:
-        The arena, and a function that returns its memory to the system until it is written again.
-    """
+    """Return an aligned uint8 arena of ``size`` bytes, and a function that frees its pages."""
     if size < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         memory = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
         return memory[-memory.data_ptr() % ALIGNMENT :], lambda: None
