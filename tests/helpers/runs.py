@@ -1,7 +1,9 @@
 """Running a model through the engine without any front-end, and the same by plain PyTorch."""
 
 import dataclasses
+import mmap
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,6 +43,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "asgd": {"lr": 0.05, "lambd": 1e-4, "alpha": 0.75, "t0": 1e6, "weight_decay": 0.0},
     "rprop": {"lr": 0.01, "etaminus": 0.5, "etaplus": 1.2} | _RPROP_STEPS,
 }
+
+
+def resident_bytes() -> int:
+    """Bytes of memory that this process has of the system."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 def flat(outputs: Any) -> list[torch.Tensor]:

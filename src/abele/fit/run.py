@@ -257,7 +257,7 @@ def _moments(
             nothing = Interval.exact(0)
             made.append(_running(f"{name}, interpreted", way.need, always, nothing, results))
         for then in ways[name]:
-            others = [each for each in needs if each is not then.need]
+            others = _needs({other: each for other, each in ways.items() if other != name})
             several = len(ways[name]) > 1
             made.append(_comparison(name, way.need, then.need, always, others, several))
     return made

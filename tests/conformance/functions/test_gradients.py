@@ -10,6 +10,7 @@ from torch import nn
 
 import abele
 from abele import _torch
+from abele.runtime.session import Session
 from helpers.compiled_functions import Task, batch, compiles, in_two, stays_eager
 
 
@@ -113,6 +114,32 @@ def test_a_step_says_once_that_gradients_do_not_stay(monkeypatch, capsys):
     assert len(said) == 1
     assert said[0].startswith("abele: step: gradients that the update uses are not written")
     assert all(param.grad is None for param in task.model.parameters())
+
+
+def test_gradients_that_a_call_drops_are_freed_before_its_first_run_alone(monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    task, present, step = Task(), [], Session.step
+
+    def noted(session, rows):
+        present.append({param.grad is not None for param in task.model.parameters()})
+        return step(session, rows)
+
+    monkeypatch.setattr(Session, "step", noted)
+    for reads in (False, True):
+        task.loss(*batch(0)).backward()
+
+        @abele.compile(cache=False, strict=True)
+        def train(x, y, adds=reads):
+            if not adds:
+                task.optimizer.zero_grad()
+            task.loss(x, y).backward()
+            task.optimizer.step()
+            task.optimizer.zero_grad()
+
+        train(*batch(0))
+        task.loss(*batch(0)).backward()
+        train(*batch(1))
+    assert present == [{False}, {True}]
 
 
 class TrainsAnother(nn.Module):

@@ -14,7 +14,7 @@ from abele.program import memory
 from abele.targets.cpu.compiler import compiler
 from abele.targets.reference import Interpreter
 from helpers.models import plain_loss
-from helpers.runs import captured, rule_for
+from helpers.runs import captured, resident_bytes, rule_for
 from helpers.warm_python import run_program
 
 
@@ -115,6 +115,10 @@ def test_memory_goes_back_with_the_last_program(library):
     run = Interpreter().compile(step).run
     results, _ = (run(arguments(step)) for _ in range(2))
     assert running.bytes_of_slabs() >= needed(step)
+    before = resident_bytes()
+    arena.release()
+    assert before - resident_bytes() > needed(step) / 2
+    assert all(map(torch.equal, run(arguments(step)), results))
     del run
     gc.collect()
     assert running.bytes_of_slabs() < needed(step)

@@ -1,11 +1,9 @@
 """Which of several lowerings is kept: by times that the tests bring, so that no clock decides."""
 
 import dataclasses
-import os
 import platform
 import sys
 import zipfile
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -27,7 +25,7 @@ from abele.targets.cpu.op_by_op.lowering import OpByOp
 from abele.targets.reference import Interpreter
 from helpers.fakes import Keeping, KeptCode
 from helpers.models import MODELS
-from helpers.runs import captured, rule_for, started
+from helpers.runs import captured, resident_bytes, rule_for, started
 
 CONFIG = StepConfig(training=False)
 
@@ -340,16 +338,11 @@ def test_inputs_are_made_up_for_every_slot():
 def test_memory_that_was_freed_goes_back_to_the_system():
     pieces = [bytearray(100_000) for _ in range(1000)]  # too small to be mapped one by one
     kept = pieces[-1]
-    before = _resident_bytes()
+    before = resident_bytes()
     del pieces
     compiling.return_memory()
     assert kept
-    assert before - _resident_bytes() > 50_000_000
-
-
-def _resident_bytes():
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    assert before - resident_bytes() > 50_000_000
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from abele.targets.cpu.emitted.calling import from_text, to_text
 from abele.targets.cpu.emitted.lowering import Emitted, planned_code
 from helpers.emitted_operators import Case, Compiled
 from helpers.emitted_programs import traced
+from helpers.runs import resident_bytes
 
 X = torch.linspace(-2, 3, 12).reshape(3, 4)
 
@@ -87,6 +88,19 @@ def test_state_may_move_between_calls(program, compiled):
     for total in (torch.ones(3, 4), torch.zeros(3, 4), torch.ones(4, 3).t()):
         wanted = expected(program, X, total)
         agree(called(program, compiled.run, X, total), wanted)
+
+
+@pytest.mark.compiler
+def test_memory_that_was_released_is_there_again():
+    x, total = torch.rand(1024, 1024), torch.zeros(1024, 1024)
+    case = traced("sums", lambda x, total: (x @ (x.cumsum(0) @ x), total.add_(x)), [x], [total])
+    made = Emitted().compile(passes.run_only(passes.run(case.program), Emitted.passes))
+    first, *_ = made.run([x, total])
+    before = resident_bytes()
+    made.release()
+    assert before - resident_bytes() > 3 * 2**20
+    again, *_ = made.run([x, total])
+    assert torch.equal(first, again)
 
 
 @pytest.mark.compiler
