@@ -114,7 +114,7 @@ def fastest(
             return first, f"not measured, because a run takes {cold[0]:.1f} s"
         ways = ways[: len(cold)]
         times = _times(ways, inputs, max(_BUDGET_S, share_s), clocked, cold)
-        return _chosen(ways, times, clocked)
+        return _chosen(ways, times, clocked, inputs)
     # Some operators refuse values, such as a division by the zeros that were made up; the user's
     # own may suit them.
     except Exception as problem:  # noqa: BLE001 - whatever an operator raises
@@ -168,7 +168,12 @@ def _times(
     return times
 
 
-def _chosen(ways: Sequence[Way], times: Sequence[list[float]], clocked: Clocked) -> tuple[Way, str]:
+def _chosen(
+    ways: Sequence[Way],
+    times: Sequence[list[float]],
+    clocked: Clocked,
+    inputs: Sequence[torch.Tensor],
+) -> tuple[Way, str]:
     """Return the lowering with the shortest run, and the shortest runs of all as text.
 
     Other processes lengthen runs, and most of them on a busy machine.
@@ -179,7 +184,6 @@ def _chosen(ways: Sequence[Way], times: Sequence[list[float]], clocked: Clocked)
     if shortest[best] >= (_BY_ONE_RUN if once else _CLEARLY) * shortest[0]:
         best = 0
     if once and best:  # something may have disturbed the only run of the first
-        inputs = made_up(ways[0].program)
         for index in (0, best):
             shortest[index] = clocked(ways[index].compiled, list(inputs))
         if shortest[best] >= _CLEARLY * shortest[0]:

@@ -24,7 +24,7 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -160,34 +160,9 @@ class Trial:
                     del computed[name]
             away.append(time.perf_counter() - began)
 
-        results, took = self._interpreted(
-            interpreted, _Copies(vary=self._vary, written=False), keep
-        )
+        copies = _Copies(vary=self._vary, written=False)
+        results, took = self._run(interpreted, copies, clock=self._time, keep=keep)
         return results | expected, errors, took - sum(away)
-
-    def _interpreted(
-        self, interpreted: Executable, copies: _Copies, keep: _Keep
-    ) -> tuple[_Values, float]:
-        """Run interpreted programs on a session's own state, which they do not write.
-
-        Args:
-            interpreted: the programs.
-            copies: of other tensors than the session's, and of state that several programs use.
-            keep: gets the name and value of new state.
-
-        Returns:
-            Results by name, and the run time.
-        """
-        programs = _in_order(interpreted.common or interpreted.programs)
-        given = [(each, self._given(each)) for each in programs]
-        runs = {
-            each.name: interpreted.target.interpreted(each, _taking(given[i:], copies, keep))[1]
-            for i, each in enumerate(programs)
-        }
-        values, took = self._run(
-            interpreted, copies, lambda p, a: runs[p.name](a), clock=self._time
-        )
-        return {n: value for n, value in values.items() if n.startswith(_RESULT)}, took
 
     def clock(self, interpreted: Executable, compiled: Executable) -> None:
         """Time one run of interpreted and of compiled programs that agree, for ``slower``."""
@@ -259,7 +234,7 @@ class Trial:
         def keep(name: str, value: torch.Tensor) -> None:
             kept.update({name: value} if name in names else {})
 
-        return self._interpreted(interpreted, copies, keep)[0] | kept
+        return self._run(interpreted, copies, keep=keep)[0] | kept
 
     def _judged_by_float32(
         self, interpreted: Executable, computed: _Values, errors: dict[str, float]
@@ -329,19 +304,27 @@ class Trial:
         call: _Call | None = None,
         *,
         clock: Callable[[], float] = time.perf_counter,
+        keep: _Keep | None = None,
     ) -> tuple[_Values, float]:
-        """Run the programs of an executable; return their results and run time without copies."""
+        """Run the programs of an executable; return their results and run time without copies.
 
-        def compiled(program: Program, arguments: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-            return executable.compiled[program.name].run(arguments)
-
+        Interpreted programs do not write new state if ``keep`` gets it, by its name.
+        """
+        programs = executable.programs if keep is None else executable.common or executable.programs
+        programs = sorted(programs, key=lambda each: each.name == "apply")
+        copies = copies or _Copies(vary=self._vary)
+        runs = {name: each.run for name, each in executable.compiled.items()}
+        if keep is not None:
+            given = [(each, self._given(each)) for each in programs]
+            takes = [_taking(given[index:], copies, keep) for index in range(len(given))]
+            each = zip(programs, takes, strict=True)
+            runs = {p.name: executable.target.interpreted(p, take)[1] for p, take in each}
+        call = call or (lambda program, arguments: runs[program.name](arguments))
         outside = self._generators.get_rng_state()
         self._generators.set_rng_state(self._numbers)
         try:
-            programs = _in_order(executable.programs)
-            copies = copies or _Copies(vary=self._vary)
             with silenced(), _torch.without_tf32():
-                return self._values_and_time(programs, call or compiled, copies, clock)
+                return self._values_and_time(programs, call, copies, clock)
         finally:
             self._generators.set_rng_state(outside)
 
@@ -362,7 +345,7 @@ class Trial:
             written = [
                 (slot, argument)
                 for slot, argument in zip(program.inputs, arguments, strict=True)
-                if slot.mutated
+                if slot.mutated and copies.written
             ]
             began = clock()
             outputs = call(program, arguments)
@@ -381,10 +364,6 @@ class Trial:
                 program.inputs, self._state.arguments(program, 0), strict=True
             )
         ]
-
-
-def _in_order(programs: Iterable[Program]) -> list[Program]:
-    return sorted(programs, key=lambda each: each.name == "apply")
 
 
 def _name(slot: Slot) -> str:
@@ -436,7 +415,7 @@ class _Copies:
         trusted: bool = True,
         written: bool = True,
     ):
-        self._wide, self._vary, self._trusted, self._writes = wide, vary, trusted, written
+        self._wide, self._vary, self._trusted, self.written = wide, vary, trusted, written
         self._rounding = rounding
         self._noise: torch.Generator | None = None
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -445,7 +424,7 @@ class _Copies:
     def note_written(self, program: Program, arguments: Sequence[torch.Tensor | None]) -> None:
         """Note the tensors that a program may write; only written tensors need a copy."""
         for slot, argument in zip(program.inputs, arguments, strict=True):
-            if self._writes and (slot.mutated or not self._trusted):
+            if self.written and (slot.mutated or not self._trusted):
                 self._written.add(id(argument))
 
     def of(self, tensor: torch.Tensor, slot: Slot) -> torch.Tensor:
