@@ -13,6 +13,7 @@ from torch.backends import cuda as attention
 from abele import _torch, questions
 from abele._torch import casts, scaling
 from abele.compilation.build import BuildRecord, build
+from abele.compilation.compiling import return_memory
 from abele.compilation.executable import Announce, ExecutableSource
 from abele.compilation.start import Start
 from abele.errors import CaptureError, ValueCheckError
@@ -105,6 +106,7 @@ class CompiledCall:
         slots = [slot for slot in captured.program.inputs if slot.role is Role.INPUT]
         self._followed = Followed(captured.varying, captured.free)
         self._written_inputs = [index for index, slot in enumerate(slots) if slot.mutated]
+        self._drop_gradients((*arguments.tensors, *given))
         self.session, self.record = self._session(cache, start, announce)
         arguments.forget_examples()
 
@@ -283,8 +285,6 @@ class CompiledCall:
         """Run the program; return the function's result."""
         captured = self.captured
         numbers = torch.get_rng_state() if self._draws else None
-        if not self.session.calls:  # the first one takes the most memory, for the comparison
-            self._drop_gradients(inputs)
         try:
             with self._calling():
                 outputs = [*map(_owned, self.session.step(inputs))]
@@ -322,12 +322,13 @@ class CompiledCall:
             return result
         return self._host.run(events, result, before)
 
-    def _drop_gradients(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Free gradients that a call drops and does not read."""
-        read = set(map(_memory, inputs))
+    def _drop_gradients(self, read: Sequence[torch.Tensor]) -> None:
+        """Free gradients that a call drops and does not read: its first run needs the memory."""
+        memory = set(map(_memory, read))
         for tensor in self.captured.gradients.emptied:
-            if tensor.grad is not None and _memory(tensor.grad) not in read:
+            if tensor.grad is not None and _memory(tensor.grad) not in memory:
                 tensor.grad = None
+        return_memory()
 
     def _leaf(self, leaf: Any, outputs: Sequence[torch.Tensor]) -> Any:
         if type(leaf) is Output:
