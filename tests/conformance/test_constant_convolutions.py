@@ -14,7 +14,7 @@ from abele.compilation.cache import ExecutableCache
 from abele.kernels import on_tensors
 from abele.kernels.convolutions import WINOGRAD, kernel_of
 from abele.kernels.on_tensors import channels_last
-from abele.ops import constant_convolution
+from abele.ops import constant_convolution, half_products
 from abele.targets.cpu.op_by_op import constants
 from helpers.changes import CHANGES
 from helpers.runs import started
@@ -116,6 +116,30 @@ def test_errors_are_those_of_plain_pytorch(name, activation):
         (value,) = session.step([x])
         own, others = ((each - exact).abs().max() / largest for each in (value, plain))
         assert own <= 4 * others + 1e-6
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("edges", [(32, 32), (21, 30)])
+def test_bfloat16_images_have_no_larger_errors_than_plain_pytorch(monkeypatch, activation, edges):
+    monkeypatch.setattr(half_products, "has_bfloat16_products", lambda: True)
+    monkeypatch.setattr(half_products, "has_bfloat16_tiles", lambda: False)
+    monkeypatch.setitem(SHAPES, "bfloat16", (45, 40, 3, 1, 1, 1, 1, edges))
+    model, x = block("bfloat16", activation, residual=activation != "none", bias=edges[0] == 21)
+    model, x = model.bfloat16(), x.bfloat16()
+    session = running(model, x)
+    (program,) = session.executable.programs
+    targets = [node.target for node in program.graph.graph.nodes]
+    assert targets.count(constant_convolution.operator) == 1 + (activation != "none")
+    with torch.no_grad():
+        exact, plain = copy.deepcopy(model).double()(x.double()), model(x)
+    for _ in range(2):
+        (value,) = session.step([x])
+        assert value.dtype is torch.bfloat16
+        assert (value - exact).norm() <= (plain - exact).norm()
+    x[1, 2, 3, 4] = torch.nan
+    (value,) = session.step([x])
+    assert value.isnan()[1, :, 2:5, 3:6].all()
+    assert not value[0].isnan().any()
 
 
 @pytest.mark.parametrize("points", [16, 36])

@@ -93,13 +93,13 @@ ABELE_API int abele_winograd_backward(const AbeleConv* conv, const float* grad, 
 // Forward in two steps, for weights that many calls read. `packed` has points * in_channels *
 // out_channels floats, out_channels rounded up to 16. Points are 16, or 36 of F(4x4, 3x3): 0.56
 // times the products, and four times the rounding error, a third to twice that of plain sums. With
-// `adds`, y is added before the activation.
+// `adds`, y is added before the activation. x and y have a type; with 16 points it is float32.
 ABELE_API int abele_winograd_pack(const AbeleConv* conv, const float* weight, float* packed,
                                   int points, int threads);
 
-ABELE_API int abele_winograd_packed_forward(const AbeleConv* conv, const float* x,
-                                            const float* packed, const float* bias, float* y,
-                                            int adds, int points, int threads);
+ABELE_API int abele_winograd_packed_forward(const AbeleConv* conv, const void* x,
+                                            const float* packed, const float* bias, void* y,
+                                            int adds, int points, int type, int threads);
 
 // The first two for kernels of 1x1, as products of matrices. There is code for channels-last images, no
 // padding, results of two or more pixels, and a slope of 1.

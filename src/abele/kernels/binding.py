@@ -69,6 +69,8 @@ def _read(text: str) -> None:
 STRUCTURES: dict[str, type[ctypes.Structure]] = {}
 #: Enumerators of ``abi.h``, such as ``ABELE_OK``, by name.
 CONSTANTS: dict[str, int] = {}
+#: Numbers of tensor types in ``abi.h``.
+TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 #: Callback types of ``abi.h`` by name.
 CALLBACKS: dict[str, Any] = {}
 #: Argument types of each kernel function; all but ``*_threads`` return a status.

@@ -96,8 +96,8 @@ void spread(const Plane& p, const float* weight) {
         }
       }
       float* to = p.to + row * p.out_width + place;
-      low.store(to, lower_in_turns(even, odd));
-      high.store(to + LANES, upper_in_turns(even, odd));
+      low.store(to, in_turns<0>(even, odd, EACH_LANE));
+      high.store(to + LANES, in_turns<1>(even, odd, EACH_LANE));
     }
   }
 }

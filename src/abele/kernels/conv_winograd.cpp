@@ -72,9 +72,9 @@ Index blocks_of(Index tiles, Index most, int threads) {
   return std::min(ceil_div(ceil_div(tiles, most), threads) * threads, tiles);
 }
 
-template <class Form>
-void convolve(const Tiles& from, const Tiles& to, const float* x, const Weights& weights,
-              const Finish& finish, float* y, int threads, Scratch& scratch) {
+template <class Form, class T>
+void convolve(const Tiles& from, const Tiles& to, const T* x, const Weights& weights,
+              const Finish& finish, T* y, int threads, Scratch& scratch) {
   constexpr Index POINTS = Form::POINTS;
   if (to.count() == 0) return;
   Index blocks = blocks_of(to.count(), BLOCK * Small::POINTS / POINTS, threads);
@@ -210,29 +210,33 @@ const float* summed_products(const Cuts& cuts, const float* grad, const float* x
   return sums;
 }
 
-}  // namespace
-
 void pack_weights(const Conv& conv, const float* weight, float* packed, int points, int threads) {
   const auto run = points == Large::POINTS ? pack<Large> : pack<Small>;
   run({weight, conv.in_channels, conv.out_channels, false}, threads, packed);
+}
+
+void forward_packed(const Conv& conv, const void* x, const float* packed, const float* bias,
+                    void* y, bool adds, int points, int type, int threads, Scratch& scratch) {
+  const Weights weights = {conv.in_channels, conv.out_channels, packed};
+  float* start = scratch.zeros<float>(padded(conv.out_channels));
+  if (bias != nullptr) std::copy(bias, bias + conv.out_channels, start);
+  const auto run = [&](auto form, auto image) {
+    using Form = decltype(form);
+    using T = decltype(image);
+    convolve<Form>(inputs_of(conv, false, Form::EDGE), outputs_of(conv, false, Form::EDGE),
+                   static_cast<const T*>(x), weights, {start, static_cast<float>(conv.slope), adds},
+                   static_cast<T*>(y), threads, scratch);
+  };
+  if (type == ABELE_BFLOAT16) return run(Large(), uint16_t());
+  points == Large::POINTS ? run(Large(), float()) : run(Small(), float());
 }
 
 void forward(const Conv& conv, const float* x, const float* weight, const float* bias, float* y,
              int threads, Scratch& scratch) {
   const Weights weights = pack({weight, conv.in_channels, conv.out_channels, false}, threads,
                                scratch);
-  forward_packed(conv, x, weights.data, bias, y, false, Small::POINTS, threads, scratch);
-}
-
-void forward_packed(const Conv& conv, const float* x, const float* packed, const float* bias,
-                    float* y, bool adds, int points, int threads, Scratch& scratch) {
-  const Weights weights = {conv.in_channels, conv.out_channels, packed};
-  float* start = scratch.zeros<float>(padded(conv.out_channels));
-  if (bias != nullptr) std::copy(bias, bias + conv.out_channels, start);
-  const Index edge = points == Large::POINTS ? Large::EDGE : Small::EDGE;
-  const auto run = points == Large::POINTS ? convolve<Large> : convolve<Small>;
-  run(inputs_of(conv, false, edge), outputs_of(conv, false, edge), x, weights,
-      {start, static_cast<float>(conv.slope), adds}, y, threads, scratch);
+  forward_packed(conv, x, weights.data, bias, y, false, Small::POINTS, ABELE_FLOAT32, threads,
+                 scratch);
 }
 
 void gradient_of_images(const Conv& conv, const float* grad, const float* weight, float* grad_x,
@@ -264,6 +268,11 @@ void gradient_of_weight(const Conv& conv, const float* grad, const float* x, flo
   });
 }
 
+}  // namespace
+
+const Functions FUNCTIONS = {forward, gradient_of_images, gradient_of_weight, pack_weights,
+                             forward_packed};
+
 }  // namespace abele::winograd::ABELE_LENGTH
 
 #if !defined(ABELE_HALF_REGISTERS)
@@ -284,18 +293,11 @@ bool fill(const Conv& conv, Index lanes) {
   return one(conv.in_channels) && one(conv.out_channels);
 }
 
-// Calls body with the functions for registers that the channels fill.
-template <class Body>
-void choose(const Conv& conv, Body body) {
+const winograd::Functions& functions(const Conv& conv) {
 #if defined(__AVX512VL__)
-  if (!fill(conv, 16) && fill(conv, 8))
-    return body(winograd::half_registers::forward, winograd::half_registers::gradient_of_images,
-                winograd::half_registers::gradient_of_weight, winograd::half_registers::pack_weights,
-                winograd::half_registers::forward_packed);
+  if (!fill(conv, 16) && fill(conv, 8)) return winograd::half_registers::FUNCTIONS;
 #endif
-  body(winograd::whole_registers::forward, winograd::whole_registers::gradient_of_images,
-       winograd::whole_registers::gradient_of_weight, winograd::whole_registers::pack_weights,
-       winograd::whole_registers::forward_packed);
+  return winograd::whole_registers::FUNCTIONS;
 }
 
 }  // namespace
@@ -305,9 +307,7 @@ int abele_winograd_forward(const AbeleConv* description, const float* x, const f
   const Conv conv(*description);
   if (!has_code(conv)) return ABELE_NO_CODE;
   return guarded([&](Scratch& scratch) {
-    choose(conv, [&](auto forward, auto...) {
-      forward(conv, x, weight, bias, y, threads, scratch);
-    });
+    functions(conv).forward(conv, x, weight, bias, y, threads, scratch);
   });
 }
 
@@ -315,21 +315,18 @@ int abele_winograd_pack(const AbeleConv* description, const float* weight, float
                         int points, int threads) {
   const Conv conv(*description);
   if (!has_code(conv)) return ABELE_NO_CODE;
-  choose(conv, [&](auto, auto, auto, auto pack, auto) {
-    pack(conv, weight, packed, points, threads);
-  });
+  functions(conv).pack(conv, weight, packed, points, threads);
   return ABELE_OK;
 }
 
-int abele_winograd_packed_forward(const AbeleConv* description, const float* x, const float* packed,
-                                  const float* bias, float* y, int adds, int points,
+int abele_winograd_packed_forward(const AbeleConv* description, const void* x, const float* packed,
+                                  const float* bias, void* y, int adds, int points, int type,
                                   int threads) {
   const Conv conv(*description);
-  if (!has_code(conv)) return ABELE_NO_CODE;
+  if (!has_code(conv) || (type != ABELE_FLOAT32 && points != 36)) return ABELE_NO_CODE;
   return guarded([&](Scratch& scratch) {
-    choose(conv, [&](auto, auto, auto, auto, auto forward) {
-      forward(conv, x, packed, bias, y, adds != 0, points, threads, scratch);
-    });
+    functions(conv).forward_packed(conv, x, packed, bias, y, adds != 0, points, type, threads,
+                                   scratch);
   });
 }
 
@@ -342,16 +339,12 @@ int abele_winograd_backward(const AbeleConv* description, const float* grad, con
   int code = ABELE_OK;
   if (grad_x != nullptr)
     code = guarded([&](Scratch& scratch) {
-      choose(conv, [&](auto, auto of_images, auto...) {
-        of_images(conv, grad, weight, grad_x, threads, scratch);
-      });
+      functions(conv).gradient_of_images(conv, grad, weight, grad_x, threads, scratch);
     });
   if (code != ABELE_OK) return code;
   return guarded([&](Scratch& scratch) {
     if (grad_weight != nullptr)
-      choose(conv, [&](auto, auto, auto gradient, auto...) {
-        gradient(conv, grad, x, grad_weight, threads, scratch);
-      });
+      functions(conv).gradient_of_weight(conv, grad, x, grad_weight, threads, scratch);
     if (grad_bias != nullptr)
       channels_last::channel_sums<8>(conv.images * conv.out_height, conv.out_width,
                                      conv.out_channels, grad, grad_bias, threads, scratch);

@@ -6,6 +6,7 @@
 #endif
 
 #include <array>
+#include <utility>
 
 #include "lanes.h"
 
@@ -102,33 +103,15 @@ class Ahead {
   int planes_in_use_ = 0;
 };
 
-// Every second lane of two registers, and the way back.
-inline Vec every_second(Vec a, Vec b) {
-#if defined(__AVX512F__)
-  return ABELE_SHUFFLE(Numbers, a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-#elif defined(__AVX__)
-  return ABELE_SHUFFLE(Numbers, a, b, 0, 2, 4, 6, 8, 10, 12, 14);
-#else
-  return ABELE_SHUFFLE(Numbers, a, b, 0, 2, 4, 6);
-#endif
+// Every second lane of two registers, and the way back: the first half of the lanes, or the second.
+constexpr auto EACH_LANE = std::make_integer_sequence<int, LANES>();
+template <int... i>
+inline Vec every_second(Vec a, Vec b, std::integer_sequence<int, i...>) {
+  return ABELE_SHUFFLE(Numbers, a, b, 2 * i...);
 }
-inline Vec lower_in_turns(Vec a, Vec b) {
-#if defined(__AVX512F__)
-  return ABELE_SHUFFLE(Numbers, a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-#elif defined(__AVX__)
-  return ABELE_SHUFFLE(Numbers, a, b, 0, 8, 1, 9, 2, 10, 3, 11);
-#else
-  return ABELE_SHUFFLE(Numbers, a, b, 0, 4, 1, 5);
-#endif
-}
-inline Vec upper_in_turns(Vec a, Vec b) {
-#if defined(__AVX512F__)
-  return ABELE_SHUFFLE(Numbers, a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-#elif defined(__AVX__)
-  return ABELE_SHUFFLE(Numbers, a, b, 4, 12, 5, 13, 6, 14, 7, 15);
-#else
-  return ABELE_SHUFFLE(Numbers, a, b, 2, 6, 3, 7);
-#endif
+template <int half, int... i>
+inline Vec in_turns(Vec a, Vec b, std::integer_sequence<int, i...>) {
+  return ABELE_SHUFFLE(Numbers, a, b, (i % 2 * LANES + half * LANES / 2 + i / 2)...);
 }
 
 // Pixels `first`, `first + step`, ... of rows of `count` pixels; those outside are zero.
@@ -152,7 +135,7 @@ class Pixels<2> {
   Pixels(Index first, Index count)
       : first_(first), low_(-first, count), high_(-first - LANES, count) {}
   Vec of(const float* row) const {
-    return every_second(low_.load(row + first_), high_.load(row + first_ + LANES));
+    return every_second(low_.load(row + first_), high_.load(row + first_ + LANES), EACH_LANE);
   }
 
  private:

@@ -78,6 +78,26 @@ struct Bfloat {
 
 // -- many numbers at a time -----------------------------------------------------------------------
 
+template <int lanes>
+struct Words {
+  typedef uint16_t Narrow __attribute__((vector_size(2 * lanes), aligned(2), may_alias));
+  typedef uint32_t Wide __attribute__((vector_size(4 * lanes)));
+};
+// A register of floats from bfloat16 numbers, and the way back; they need not be aligned.
+template <class Floats, class Bits = Words<sizeof(Floats) / sizeof(float)>>
+inline Floats load_bfloats(const void* from) {
+  const typename Bits::Narrow bits = *static_cast<const typename Bits::Narrow*>(from);
+  return (Floats)(__builtin_convertvector(bits, typename Bits::Wide) << 16);
+}
+template <class Floats, class Bits = Words<sizeof(Floats) / sizeof(float)>>
+inline void store_bfloats(void* to, Floats value) {
+  using Narrow = typename Bits::Narrow;
+  using Wide = typename Bits::Wide;
+  const Wide all = (Wide)value, rounded = (all + 0x7fff + (all >> 16 & 1)) >> 16;
+  const Wide finite = (Wide)(value == value), bits = (rounded & finite) | (0x7fc0 & ~finite);
+  *static_cast<Narrow*>(to) = __builtin_convertvector(bits, Narrow);
+}
+
 template <class T>
 inline void widen(const void* from, Index count, float* to) {
   const T* values = static_cast<const T*>(from);

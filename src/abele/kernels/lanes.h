@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "calls.h"
+#include "half.h"
 #include "shuffle.h"
 
 // What depends on how many lanes there are is in a namespace of its own: conv_planes.cpp is compiled
@@ -61,12 +62,31 @@ using Quad = float __attribute__((vector_size(16)));
 inline Vec broadcast(float value) { return value - Vec{}; }
 
 // Of memory that need not be aligned.
-inline Vec load(const float* from) {
-  Vec value;
+template <class T>
+inline T load(const void* from) {
+  T value;
   std::memcpy(&value, from, sizeof value);
   return value;
 }
+inline Vec load(const float* from) { return load<Vec>(from); }
 inline void store(float* to, Vec value) { std::memcpy(to, &value, sizeof value); }
+// Likewise of bfloat16 numbers.
+inline Vec load(const uint16_t* from) { return load_bfloats<Vec>(from); }
+inline void store(uint16_t* to, Vec value) { store_bfloats<Vec>(to, value); }
+
+// The first `count` lanes, the others zero.
+template <class T>
+inline Vec load_some(const T* from, Index count) {
+  T some[LANES] = {};
+  std::memcpy(some, from, count * sizeof(T));
+  return load(some);
+}
+template <class T>
+inline void store_some(T* to, Vec value, Index count) {
+  T some[LANES];
+  store(some, value);
+  std::memcpy(to, some, count * sizeof(T));
+}
 
 // A slope of 0 is exact: also an infinity below zero becomes 0.
 inline Vec activated(Vec value, float slope) {
@@ -86,11 +106,7 @@ inline Vec bounded(Vec value, Vec low, Vec high) {
 #endif
 }
 
-inline Quad load_quad(const float* from) {
-  Quad value;
-  std::memcpy(&value, from, sizeof value);
-  return value;
-}
+inline Quad load_quad(const float* from) { return load<Quad>(from); }
 inline void store_quad(float* to, Quad value) { std::memcpy(to, &value, sizeof value); }
 
 using Places4 = int32_t __attribute__((vector_size(16)));

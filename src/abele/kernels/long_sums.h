@@ -4,7 +4,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstring>
 
 #include "lanes.h"
 #include "product.h"
@@ -23,12 +22,6 @@ inline bool has_long_sums(const AbeleProduct& p) {
   const bool wide = p.a_type == ABELE_FLOAT32 && p.b_type == ABELE_FLOAT32;
   return summed && wide && !p.b_packed && p.a_column == 1 && p.b_row == 1 && p.inner >= LEAST_INNER &&
          p.rows * p.columns <= MOST_RESULTS;
-}
-
-inline Vec some(const float* from, Index count) {
-  Vec value = {};
-  std::memcpy(&value, from, count * sizeof(float));
-  return value;
 }
 
 // A tile of c: its rows and columns that do not exist are its first ones, and are not written.
@@ -77,7 +70,7 @@ inline void add_piece(const Tile& tile, const Piece& piece, Vec* sums) {
     add(tile, own, [=](const float* from) { return load(from + k); });
   }
   if (k < piece.end)
-    add(tile, own, [=](const float* from) { return some(from + k, piece.end - k); });
+    add(tile, own, [=](const float* from) { return load_some(from + k, piece.end - k); });
   for (int i = 0; i < TILE; ++i) sums[i] += own[i];
 }
 

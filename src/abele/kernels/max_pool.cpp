@@ -18,12 +18,6 @@ using Places = int32_t __attribute__((vector_size(WIDTH * sizeof(int32_t))));
 using Bytes = uint8_t __attribute__((vector_size(WIDTH)));
 
 template <class T>
-T load(const void* from) {
-  T value;
-  std::memcpy(&value, from, sizeof value);
-  return value;
-}
-template <class T>
 void store(void* to, T value) {
   std::memcpy(to, &value, sizeof value);
 }

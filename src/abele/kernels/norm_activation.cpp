@@ -66,26 +66,19 @@ inline void put(float* to, T value) {
     channels_last::store<LANES>(to, value);
 }
 
-typedef uint16_t Narrow __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
-using Wide = uint32_t __attribute__((vector_size(4 * LANES)));
-
 template <class T>
 inline T at(const Bfloat* from) {
   if constexpr (std::is_same_v<T, float>)
     return *from;
   else
-    return (Lanes)(__builtin_convertvector(*reinterpret_cast<const Narrow*>(from), Wide) << 16);
+    return load_bfloats<Lanes>(from);
 }
 template <class T>
 inline void put(Bfloat* to, T value) {
-  if constexpr (std::is_same_v<T, float>) {
+  if constexpr (std::is_same_v<T, float>)
     *to = value;
-  } else {
-    const Wide all = (Wide)value, rounded = (all + 0x7fff + (all >> 16 & 1)) >> 16;
-    const Wide finite = (Wide)(value == value);
-    const Wide bits = (rounded & finite) | (0x7fc0 & ~finite);
-    *reinterpret_cast<Narrow*>(to) = __builtin_convertvector(bits, Narrow);
-  }
+  else
+    store_bfloats<Lanes>(to, value);
 }
 
 // Calls body(a number N, lane) for each N registers of a group. Four are the whole of most groups,

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from abele.kernels import binding
 from abele.kernels.binding import Clamped, Conv, Patches, Pool, Product, Upsample, threads_for
 
 Tensor = torch.Tensor
@@ -95,24 +96,25 @@ def winograd(
 ) -> Callable[[Tensor, Tensor | None], Tensor]:
     """Return a function that convolves NHWC images with one weight, which is transformed here.
 
-    It takes the images and a tensor that is added before the activation and written over, or None.
-    ``points`` are those of a transformed tile, 16 or 36.
+    It takes the images, float32 or with 36 points bfloat16, and a tensor of their type that is
+    added before the activation and written over, or None. Weight and bias are float32. ``points``
+    are those of a transformed tile, 16 or 36.
     """
     kernel = weight.shape
     described = ctypes.byref(describe(images, kernel, stride, padding, CHANNELS_LAST, slope))
-    shape, packed = (
-        result_shape(images, kernel, stride, padding),
-        weight.new_empty(packed_shape(kernel, points)),
-    )
+    shape = result_shape(images, kernel, stride, padding)
+    packed = weight.new_empty(packed_shape(kernel, points))
     worth = threads_worth(library, 0, math.prod(shape) * math.prod(kernel[1:]))
     library.abele_winograd_pack(described, weight.data_ptr(), packed.data_ptr(), points, worth())
     run = library.abele_winograd_packed_forward
 
     def winograd(x: Tensor, added: Tensor | None) -> Tensor:
-        y = torch.empty(shape, memory_format=CHANNELS_LAST) if added is None else added
+        y = added
+        if y is None:
+            y = torch.empty(shape, dtype=x.dtype, memory_format=CHANNELS_LAST)
         of_bias = None if bias is None else bias.data_ptr()
         pointers = x.data_ptr(), packed.data_ptr(), of_bias, y.data_ptr()
-        run(described, *pointers, int(added is not None), points, worth())
+        run(described, *pointers, int(added is not None), points, binding.TYPES[x.dtype], worth())
         return y
 
     return winograd
@@ -175,11 +177,9 @@ def few_channels(
 
     It takes the images, and None: nothing is added.
     """
-    packed, described = (
-        _packed(library, weight),
-        Clamped(*images, weight.shape[0], weight.shape[2], stride[0], padding[0], *bounds),
-    )
-    of_bias = weight.new_zeros(weight.shape[0]) if bias is None else bias
+    packed, (outputs, _, size, _) = _packed(library, weight), weight.shape
+    described = Clamped(*images, outputs, size, stride[0], padding[0], *bounds)
+    of_bias = weight.new_zeros(outputs) if bias is None else bias
     shape = result_shape(images, weight.shape, stride, padding)
     worth = threads_worth(library, 0, math.prod(shape) * math.prod(weight.shape[1:]))
     run, described = library.abele_clamped_few_channels, ctypes.byref(described)

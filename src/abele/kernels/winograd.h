@@ -16,24 +16,19 @@ namespace abele::winograd {
 
 // Convolutions whose channels fill registers of sixteen, and, where a processor has halves of them,
 // those whose channels fill only these.
-#define ABELE_WINOGRAD                                                                            \
-  void forward(const Conv& conv, const float* x, const float* weight, const float* bias,          \
-               float* y, int threads, Scratch& scratch);                                          \
-  void gradient_of_images(const Conv& conv, const float* grad, const float* weight, float* grad_x, \
-                          int threads, Scratch& scratch);                                         \
-  void gradient_of_weight(const Conv& conv, const float* grad, const float* x, float* result,     \
-                          int threads, Scratch& scratch);                                         \
-  void pack_weights(const Conv& conv, const float* weight, float* packed, int points,             \
-                    int threads);                                                                 \
-  void forward_packed(const Conv& conv, const float* x, const float* packed, const float* bias,   \
-                      float* y, bool adds, int points, int threads, Scratch& scratch);
-namespace whole_registers {
-ABELE_WINOGRAD
-}
-namespace half_registers {
-ABELE_WINOGRAD
-}
-#undef ABELE_WINOGRAD
+struct Functions {
+  void (*forward)(const Conv& conv, const float* x, const float* weight, const float* bias, float* y,
+                  int threads, Scratch& scratch);
+  void (*gradient_of_images)(const Conv& conv, const float* grad, const float* weight, float* grad_x,
+                             int threads, Scratch& scratch);
+  void (*gradient_of_weight)(const Conv& conv, const float* grad, const float* x, float* result,
+                             int threads, Scratch& scratch);
+  void (*pack)(const Conv& conv, const float* weight, float* packed, int points, int threads);
+  void (*forward_packed)(const Conv& conv, const void* x, const float* packed, const float* bias,
+                         void* y, bool adds, int points, int type, int threads, Scratch& scratch);
+};
+namespace whole_registers { extern const Functions FUNCTIONS; }
+namespace half_registers { extern const Functions FUNCTIONS; }
 
 namespace ABELE_LENGTH {
 
@@ -79,16 +74,6 @@ struct Tiles {
     }
   }
 };
-
-// The first `count` lanes, the others zero.
-inline Vec load_some(const float* from, Index count) {
-  Vec value = {};
-  std::memcpy(&value, from, count * sizeof(float));
-  return value;
-}
-inline void store_some(float* to, Vec value, Index count) {
-  std::memcpy(to, &value, count * sizeof(float));
-}
 
 // Of vectors that lie STEP apart: B^T d, A^T m and G g of tiles with 2x2 outputs.
 struct Small {

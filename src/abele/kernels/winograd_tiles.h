@@ -38,12 +38,12 @@ void in_order(const Tiles& tiles, Index first, Index count, Inside inside, Besid
 }
 
 // Transforms tiles [first, first + count) of images into [POINTS][count][pitch].
-template <int SIZE, int POINTS, void TRANSFORM(const Vec*, Vec*)>
-void transform_slowly(const Tiles& tiles, const float* data, const float* zeros, Index first,
+template <int SIZE, int POINTS, void TRANSFORM(const Vec*, Vec*), class T>
+void transform_slowly(const Tiles& tiles, const T* data, const float* zeros, Index first,
                       Index count, Index matrix, float* to) {
   const Index whole = tiles.channels / LANES * LANES, rest = tiles.channels - whole;
   const Index step = tiles.edge * tiles.channels;
-  const auto some = [&](const float* const* pixels, Index c, auto load) {
+  const auto some = [&](const T* const* pixels, Index c, auto load) {
     Vec values[SIZE * SIZE], transformed[POINTS];
 #pragma GCC unroll 36
     for (int i = 0; i < SIZE * SIZE; ++i) {
@@ -55,23 +55,23 @@ void transform_slowly(const Tiles& tiles, const float* data, const float* zeros,
 #pragma GCC unroll 36
     for (int p = 0; p < POINTS; ++p) store(to + p * matrix + c, transformed[p]);
   };
-  tiles.walk<SIZE>(first, count, data, zeros, [&](const float* const* pixels) {
+  const T* outside = reinterpret_cast<const T*>(zeros);
+  tiles.walk<SIZE>(first, count, data, outside, [&](const T* const* pixels) {
     for (Index c = 0; c < whole; c += LANES)
-      some(pixels, c, [](const float* from) { return load(from); });
-    if (rest > 0)
-      some(pixels, whole, [&](const float* from) { return load_some(from, rest); });
+      some(pixels, c, [](const T* from) { return load(from); });
+    if (rest > 0) some(pixels, whole, [&](const T* from) { return load_some(from, rest); });
     to += pitch(tiles.channels);
   });
 }
 
 // The same for inputs of `count` tiles side by side; two columns of each are the next one's, too.
-template <class Form>
-void transform_inputs_inside(const Tiles& tiles, const float* corner, Index count, Index matrix,
+template <class Form, class T>
+void transform_inputs_inside(const Tiles& tiles, const T* corner, Index count, Index matrix,
                              float* to) {
   constexpr int SIZE = Form::SIZE, EDGE = Form::EDGE;
   const Index line = tiles.width * tiles.channels;
   for (Index c = 0; c < tiles.channels; c += LANES) {
-    const float* from = corner + c;
+    const T* from = corner + c;
     float* out = to + c;
     Vec t[Form::POINTS];
     const auto column = [&](int j) {
@@ -114,8 +114,8 @@ inline void transform_gradients_inside(const Tiles& tiles, const float* corner, 
 }
 
 // Tiles [first, first + count) of inputs, or of gradients of outputs, as [POINTS][count][pitch].
-template <class Form>
-void transform_inputs(const Tiles& tiles, const float* data, const float* zeros, Index first,
+template <class Form, class T>
+void transform_inputs(const Tiles& tiles, const T* data, const float* zeros, Index first,
                       Index count, Index matrix, float* to) {
   const Index step = pitch(tiles.channels);
   const auto slowly = [&](Index at, Index n) {
@@ -165,33 +165,34 @@ void outputs_of_tile(const float* from, Index matrix, const Finish& finish, Inde
 }
 
 // Writes the outputs of tiles from their matrices; pixels beside the image go to `nowhere`.
-template <class Form>
+template <class Form, class T>
 void write_slowly(const Tiles& tiles, const float* from, Index matrix, Index first, Index count,
-                  const Finish& finish, float* nowhere, float* data) {
+                  const Finish& finish, float* nowhere, T* data) {
   constexpr int PIXELS = Form::EDGE * Form::EDGE;
   const Index whole = tiles.channels / LANES * LANES, rest = tiles.channels - whole;
-  const auto some = [&](float* const* pixels, Index c, auto load, auto store) {
+  const auto some = [&](T* const* pixels, Index c, auto load, auto store) {
     Vec outputs[PIXELS];
     outputs_of_tile<Form>(from, matrix, finish, c, outputs,
                           [&](int i) { return load(pixels[i] + c); });
 #pragma GCC unroll 16
     for (int i = 0; i < PIXELS; ++i) store(pixels[i] + c, outputs[i]);
   };
-  tiles.walk<Form::EDGE>(first, count, data, nowhere, [&](float* const* pixels) {
+  T* outside = reinterpret_cast<T*>(nowhere);
+  tiles.walk<Form::EDGE>(first, count, data, outside, [&](T* const* pixels) {
     for (Index c = 0; c < whole; c += LANES)
-      some(pixels, c, [](const float* at) { return load(at); },
-           [](float* to, Vec value) { store(to, value); });
+      some(pixels, c, [](const T* at) { return load(at); },
+           [](T* to, Vec value) { store(to, value); });
     if (rest > 0)
-      some(pixels, whole, [&](const float* at) { return load_some(at, rest); },
-           [&](float* to, Vec value) { store_some(to, value, rest); });
+      some(pixels, whole, [&](const T* at) { return load_some(at, rest); },
+           [&](T* to, Vec value) { store_some(to, value, rest); });
     from += pitch(tiles.channels);
   });
 }
 
 // The same of `count` tiles that lie side by side.
-template <class Form>
+template <class Form, class T>
 void write_inside(const Tiles& tiles, const float* from, Index matrix, Index count,
-                  const Finish& finish, float* corner) {
+                  const Finish& finish, T* corner) {
   constexpr int EDGE = Form::EDGE;
   const Index channels = tiles.channels, line = tiles.width * channels;
   for (Index k = 0; k < count; ++k, from += pitch(channels), corner += EDGE * channels)
@@ -204,9 +205,9 @@ void write_inside(const Tiles& tiles, const float* from, Index matrix, Index cou
     }
 }
 
-template <class Form>
+template <class Form, class T>
 void write_tiles(const Tiles& tiles, const float* from, Index matrix, Index first, Index count,
-                 const Finish& finish, float* nowhere, float* data) {
+                 const Finish& finish, float* nowhere, T* data) {
   const Index step = pitch(tiles.channels);
   const auto slowly = [&](Index at, Index n) {
     write_slowly<Form>(tiles, from + at * step, matrix, first + at, n, finish, nowhere, data);

@@ -39,7 +39,7 @@ ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
 def folded(
     weight: Tensor, bias: Tensor | None, norm: Sequence[Tensor], eps: float
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the weight and the bias of a convolution and the batch norm behind it.
+    """Return the float32 weight and bias of a convolution and the batch norm behind it.
 
     Args:
         weight: ``[out, in / groups, height, width]``.
@@ -47,9 +47,10 @@ def folded(
         norm: weight, bias, mean and variance, ``[out]`` each; empty without a norm.
         eps: added to the variance.
     """
+    weight, bias = weight.float(), None if bias is None else bias.float()
     if not norm:
         return weight, bias
-    scale_of, shift_of, mean, var = norm
+    scale_of, shift_of, mean, var = (each.float() for each in norm)
     scale = scale_of * (var + eps).rsqrt()
     shift = shift_of - (mean if bias is None else mean - bias) * scale
     return weight * scale.view(-1, 1, 1, 1), shift
@@ -71,7 +72,7 @@ def _constant_convolution(
     *settings: Any,
 ) -> Tensor:
     *places, activation, scalars = settings
-    y = F.conv2d(x, *folded(weight, bias, norm, eps), *places)
+    y = F.conv2d(x.float(), *folded(weight, bias, norm, eps), *places).to(x.dtype)
     return ACTIVATIONS[activation](y if added is None else y.add_(added), *scalars)
 
 

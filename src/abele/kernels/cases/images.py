@@ -68,9 +68,10 @@ class _Operands:
         sizes: of the convolution.
         whole: small integers instead of normal numbers. All sums of these are exact, so that ties
             and zeros do not depend on rounding.
+        dtype: of the images.
     """
 
-    def __init__(self, sizes: _Sizes, *, whole: bool = False):
+    def __init__(self, sizes: _Sizes, *, whole: bool = False, dtype: torch.dtype = torch.float32):
         self.sizes = sizes
         image = sizes.images, sizes.in_channels, sizes.height, sizes.width
         weight = sizes.out_channels, sizes.in_channels, *sizes.kernel
@@ -78,6 +79,7 @@ class _Operands:
             _whole(*each, seed=seed) if whole else numbers(*each, seed=seed)
             for seed, each in enumerate((self._memory(image), weight, weight[:1]))
         )
+        self.x = self.x.to(dtype)
         nchw = first(self.x) if sizes.channels_last else self.x
         self.leaves = double(nchw, self.weight, self.bias)
         x, weights, bias = self.leaves
@@ -159,10 +161,8 @@ _FAMILIES = {"conv": _direct, "winograd": _winograd, "pointwise": _pointwise}
 def _forward(family: str, library: ctypes.CDLL) -> Iterator[Case]:
     function = getattr(library, f"abele_{family}_forward")
     for index, sizes in enumerate(_FAMILIES[family]()):
-        given, slope = (
-            _Operands(sizes),
-            1.0 if family == "pointwise" else (1.0, 0.25, 0.0)[index % 3],
-        )
+        slope = 1.0 if family == "pointwise" else (1.0, 0.25, 0.0)[index % 3]
+        given = _Operands(sizes)
         biased, result = index % 4 != 1, unwritten(given.shape)
         bias = given.bias if biased else None
         described, threads = sizes.described(slope), threads_of(index)
@@ -177,25 +177,23 @@ _PACKED = "abele_winograd_pack", "abele_winograd_packed_forward"
 
 def _packed(library: ctypes.CDLL) -> Iterator[Case]:
     for index, sizes in enumerate(_winograd()):
-        given, slope, points = (
-            _Operands(sizes),
-            (1.0, 0.25, 0.0)[index % 3],
-            (36, 16)[index % 5 > 2],
-        )
-        shape = packed_shape(given.weight.shape, points)
-        result, packed = unwritten(given.shape), torch.empty(shape)
+        slope, points = (1.0, 0.25, 0.0)[index % 3], (36, 16)[index % 5 > 2]
+        dtype = torch.bfloat16 if index % 5 == 1 else torch.float32
+        given = _Operands(sizes, dtype=dtype)
+        packed = torch.empty(packed_shape(given.weight.shape, points))
+        result = unwritten(given.shape)[0].to(dtype)
         described, threads = sizes.described(slope), threads_of(index)
-        before = numbers(*given.shape, seed=7) if index % 2 else None
+        before = numbers(*given.shape, seed=7).to(dtype) if index % 2 else None
         if before is not None:
-            result[0].copy_(before)
+            result.copy_(before)
         call(library.abele_winograd_pack, described, given.weight, packed, points, threads)
-        adds = int(before is not None)
-        function = library.abele_winograd_packed_forward
-        call(function, described, given.x, packed, given.bias, *result, adds, points, threads)
+        adds, function = int(before is not None), library.abele_winograd_packed_forward
+        how = adds, points, 2 * (dtype is torch.bfloat16), threads
+        call(function, described, given.x, packed, given.bias, result, *how)
         exact = given.in_memory(given.exact) + (0 if before is None else before.double())
         exact = torch.where(exact > 0, exact, exact * slope)
-        names = {**given.named(), "slope": slope, "adds": adds, "points": points}
-        yield Case(names, result, [exact])
+        names = {**given.named(), "slope": slope, "adds": adds, "points": points, "dtype": dtype}
+        yield Case(names, [nearly(result, exact)], [exact])
 
 
 def _backward(family: str, library: ctypes.CDLL) -> Iterator[Case]:

@@ -3,7 +3,8 @@
     c = convolution(x, w, b); n = batch_norm(c, ...); y = relu(n + r)
 ->  y = constant_convolution(x, w, b, [...], eps, r, ..., "relu", [])
 
-Only programs that change nothing have constants. Convolutions of few channels keep their kernels.
+Only programs that change nothing have constants. Convolutions of few channels keep their kernels,
+and bfloat16 ones stay oneDNN's unless Winograd's kernel computes them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-from abele.kernels.convolutions import DIRECT, PATCHES, kernel_of
+from abele.kernels.convolutions import DIRECT, PATCHES, WINOGRAD, kernel_of
 from abele.ops import constant_convolution
 from abele.passes._edit import editable, finished
 from abele.passes.of_lowerings.normalisation import results_of
@@ -92,11 +93,14 @@ def _suits(node: _Node, constants: set[_Node]) -> bool:
     known = all(
         each is None or (each.op == "placeholder" and each in constants) for each in (weight, bias)
     )
-    plain = all(v.dim() == 4 and v.dtype is torch.float32 and v.numel() for v in values)
+    plain = all(v.dim() == 4 and v.numel() for v in values)
     if not (known and plain and torch.backends.mkldnn.is_available()) or transposed:
         return False
+    kernel, types = kernel_of(node, constant=True), {v.dtype for v in values}
+    if types != {torch.float32}:
+        return types == {torch.bfloat16} and kernel is WINOGRAD
     # oneDNN computes packed 1x1 of few channels 1.5 to 2 times as fast as the direct kernel.
-    kernel, pointwise = kernel_of(node), weight.meta["val"].shape[2:] == (1, 1)
+    pointwise = weight.meta["val"].shape[2:] == (1, 1)
     return kernel is not PATCHES and (pointwise or kernel is not DIRECT)
 
 

@@ -64,16 +64,12 @@ aten = torch.ops.aten
 
 def cat(translator: Any, node: torch.fx.Node) -> Any:
     """Translate ``aten.cat``, without copies where tensors are adjacent in memory."""
-    tensors, dim = arguments(node)[0], (arguments(node)[1] if len(arguments(node)) > 1 else 0)
     if options(node):
         return None
-    places = [translator.places[each] for each in tensors]
-    together = _neighbours(places, node.meta["val"]) if dim == 0 else None
+    places, dim, together = _joined(translator, node)
     if together is not None:
         return together
-    result = translator.new_like(node)
-    dim %= len(result.shape)
-    start = 0
+    result, start = translator.new_like(node), 0
     for place in places:
         if place.shape == (0,):  # torch lets an empty vector pass
             continue
@@ -88,15 +84,19 @@ def cat(translator: Any, node: torch.fx.Node) -> Any:
     return result
 
 
+def _joined(translator: Any, node: torch.fx.Node) -> tuple[list[Place], int, Place | None]:
+    """Return the tensors that a node joins, along which dimension, and the result if adjacent."""
+    tensors, dim, *_ = *arguments(node), 0
+    places, value = [translator.places[each] for each in tensors], node.meta["val"]
+    return places, dim % value.dim(), _neighbours(places, value) if dim == 0 else None
+
+
 def stack(translator: Any, node: torch.fx.Node) -> Any:
     """Translate ``aten.stack``, without copies where tensors are adjacent in memory."""
-    tensors, dim = arguments(node)[0], (arguments(node)[1] if len(arguments(node)) > 1 else 0)
-    places = [translator.places[each] for each in tensors]
-    together = _neighbours(places, node.meta["val"]) if dim == 0 else None
+    places, dim, together = _joined(translator, node)
     if together is not None:
         return together
     result = translator.new_like(node)
-    dim %= len(result.shape)
     for index, place in enumerate(places):
         target = selected(result, dim, index)
         if not translator.moved(place, target):

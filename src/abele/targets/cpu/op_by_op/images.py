@@ -232,21 +232,14 @@ def _max_pool_backward(
 
 
 def _suits_upsampling(node: _Node) -> bool:
-    x, size, *settings = node.args
-    shape = x.meta["val"].shape  # type: ignore[union-attr]
-    return not node.kwargs and _is_doubled(x, shape, size, *settings)
-
-
-def _suits_upsampling_backward(node: _Node) -> bool:
-    grad, size, shape, *settings = node.args
-    return not node.kwargs and _is_doubled(grad, shape, size, *settings)
-
-
-def _is_doubled(tensor: Any, shape: Any, size: Any, align_corners: Any, *scales: Any) -> bool:
-    """Return whether upsampling doubles a float32 tensor of ``shape``, corners unaligned."""
-    doubled = list(size) == [2 * each for each in shape[2:]]
-    usual = all(scale in (None, 2.0) for scale in scales)
-    return tensor.meta["val"].dtype is torch.float32 and doubled and usual and not align_corners
+    """Return whether a node doubles float32 images, corners unaligned, or is its backward."""
+    arguments: tuple[Any, ...] = node.args
+    value, size, settings = arguments[0].meta["val"], arguments[1], list(arguments[2:])
+    backward = node.target is aten.upsample_bilinear2d_backward.default
+    shape, align_corners = settings.pop(0) if backward else value.shape, settings.pop(0)
+    doubled = list(size) == [2 * each for each in shape[2:]] and not align_corners
+    usual = all(scale in (None, 2.0) for scale in settings)
+    return value.dtype is torch.float32 and doubled and usual and not node.kwargs
 
 
 def _of_channels_last(
@@ -298,6 +291,6 @@ KERNELS_OF_IMAGES = (
         function=functools.partial(
             _of_channels_last, on_tensors.upsample_backward, aten.upsample_bilinear2d_backward
         ),
-        suits=_suits_upsampling_backward,
+        suits=_suits_upsampling,
     ),
 )

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from abele.kernels.binding import CONSTANTS, Norm
+from abele.kernels.binding import TYPES, Norm
 from abele.kernels.on_tensors import channels_last, threads_worth
 from abele.ops import norm_activation as operators
 from abele.targets.cpu.op_by_op.kernels import OwnKernel, of_library
@@ -33,11 +33,8 @@ def _prepared(
     """Return the kernel descriptor of a norm, and a function of its useful thread count."""
     # As text, because a slope of -0.0 is another one than 0.0, to which it is equal.
     return _described(
-        library, images.shape, slope.hex(), momentum, eps, in_16_bits, _TYPES[images.dtype]
+        library, images.shape, slope.hex(), momentum, eps, in_16_bits, TYPES[images.dtype]
     )
-
-
-_TYPES = {torch.float32: CONSTANTS["ABELE_FLOAT32"], torch.bfloat16: CONSTANTS["ABELE_BFLOAT16"]}
 
 
 @functools.lru_cache(maxsize=4096)  # shapes of programs; the same at every step

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from abele.kernels.binding import TYPES
 from abele.ops.half_products import is_plain_attention, runs_in_bfloat16
-from abele.targets.cpu.emitted.calls.products import TYPES, threads_for
+from abele.targets.cpu.emitted.calls.products import threads_for
 from abele.targets.translation.movement import arguments, options, selected
 from abele.targets.translation.operations import Call
 from abele.targets.translation.places import Place

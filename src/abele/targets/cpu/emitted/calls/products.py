@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from abele.kernels.binding import TYPES
 from abele.targets.cpu.emitted.calls.sixteen_bits import RoundingCall
 from abele.targets.translation.operations import Call, StridedCall
 from abele.targets.translation.places import Place
@@ -36,8 +37,6 @@ _ROWS_TO_INNER, _NEAR_FACTOR = 4, 1 << 18
 # the library would need a float32 copy.
 _LEAST_NARROW = 1 << 12
 _INFINITY = "std::numeric_limits<double>::infinity()"
-#: Numbers of types in abi.h.
-TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 # Steps of a matrix, from row to row and from column to column, as text.
 Steps = str
