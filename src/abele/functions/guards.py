@@ -169,7 +169,9 @@ class Guards:
         self._dictionaries += [
             each.__kwdefaults__ for each in self._functions if each.__kwdefaults__
         ]
-        self._beside += [(space, name) for (_, name), space in self._unnamed.items()]
+        self._beside += [Place(owner, name) for (_, name), owner in self._unnamed.items()]
+        spaces = (vars(p.holder) if isinstance(p.holder, type) else p.holder for p in self._beside)
+        self._found = [(s.get, p.key) for s, p in zip(spaces, self._beside, strict=True)]
         self._parts = [*map(original_of, self._parts_now())]
 
     def hold(self) -> bool:
@@ -287,7 +289,7 @@ class Guards:
         """
         flat = itertools.chain.from_iterable
         parts = [*flat(map(_values_of, self._dictionaries))]
-        parts += [each.holder.get(each.key) for each in self._beside]
+        parts += [get(key) for get, key in self._found]
         parts += map(_forward_of, self._kinds)
         if self._functions:
             parts += flat(map(_code_of, self._functions))
@@ -394,7 +396,7 @@ class Guards:
             called = issubclass(cast("Any", each), torch.autograd.Function)
             for name, value in vars(each).items() if may_have_attributes(each) else ():
                 if isinstance(value, _METHODS) and (called or name[:2] == "__"):
-                    self._unnamed[id(each), name] = vars(each)
+                    self._unnamed[id(each), name] = each
                     self._add_function(value)
 
     def _find(self, function: Any) -> None:
