@@ -75,9 +75,7 @@ def _heads(translator: Any, node: torch.fx.Node, index: int) -> Place:
 def _stacked(translator: Any, node: torch.fx.Node) -> list[Place] | None:
     """Allocate gradients as slices of the copy that is all that reads them; None if more does.
 
-        clone(permute(stack([of_query, of_key, of_value])))
-
-    In float32, rows of that copy may be padded instead, which this kernel does not write.
+    clone(permute(stack([of_query, of_key, of_value])))
     """
     picked = sorted(node.users, key=lambda each: arguments(each)[1])
     joined = _only_user(picked)
@@ -90,8 +88,7 @@ def _stacked(translator: Any, node: torch.fx.Node) -> list[Place] | None:
     assert permuted is not None
     assert copied is not None
     value = copied.meta["val"]
-    fits = value.dtype is not torch.float32 and value.is_contiguous()
-    if len(picked) != 3 or arguments(joined) != (picked,) or not fits:
+    if len(picked) != 3 or arguments(joined) != (picked,) or not value.is_contiguous():
         return None
     whole = translator.new(tuple(value.shape), value.dtype)
     stride = dict(zip(arguments(permuted)[1], whole.stride, strict=True))
