@@ -50,7 +50,6 @@ from abele.targets.cpu.emitted.memory import (
     until_code_ends,
     used_by,
 )
-from abele.targets.cpu.emitted.pad_leading_dimension import pad_leading_dimension
 from abele.targets.cpu.emitted.prepared import constant_slots, lasting, prepared_units
 from abele.targets.cpu.emitted.rematerialized_norms import rematerialize_norms
 from abele.targets.cpu.emitted.run import Runner
@@ -223,7 +222,6 @@ class Plan:
         operations = rounded_by_calls(self.translation.operations, returned)
         operations = rematerialize_norms(operations, returned)
         units = fuse_gemm_epilogues(grouped(operations))
-        pad_leading_dimension(units, returned)
         units = ordered(units)
         once, units = prepared_units(units, program, self.translation.inputs)
         self._prepared = len(once)
