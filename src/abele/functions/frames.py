@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import dataclasses
 import datetime
@@ -23,7 +22,6 @@ import numpy as np
 import torch
 
 from abele import libraries
-from abele._torch.replaced import Function, replaced
 from abele.capture import reachable
 
 #: Types whose values are compared, and not their identity.
@@ -34,6 +32,7 @@ PLAIN: tuple[Any, ...] = (
 _MOST = 4000
 _ENVIRONMENT = frozenset({"environ", "getenv"})
 _BY_TEXT = frozenset({"eval", "exec", "globals"})
+_WHOLE = frozenset({"vars", "asdict", "astuple"})  # read all attributes of an object
 _CLOCKS = frozenset(
     {"now", *(name for name in dir(time) if name.startswith(("time", "perf", "mono", "process")))}
 )
@@ -60,7 +59,7 @@ class Frame:
 
     def globals(self) -> Iterator[tuple[str, Any]]:
         """Yield the globals that the code reads, and the modules that it imports."""
-        variables, _, modules = _loads(self.code)
+        variables, _, modules, _ = _loads(self.code)
         for name in variables:
             if name in self.namespace:
                 yield name, self.namespace[name]
@@ -76,8 +75,15 @@ class Frame:
     @property
     def attributes(self) -> frozenset[str]:
         """The names of attributes that the code reads, maybe by ``getattr`` or as keys."""
-        variables, names, _ = _loads(self.code)
-        return names.union(("__dict__",) * ("vars" in variables), variables & {"AttributeError"})
+        variables, names, *_ = _loads(self.code)
+        used = variables | names
+        return names.union(("__dict__",) * bool(used & _WHOLE), variables & {"AttributeError"})
+
+    @property
+    def optional(self) -> frozenset[str]:
+        """The names by which the code may look for attributes that an object does not have."""
+        variables, *_, texts = _loads(self.code)
+        return frozenset() if variables.isdisjoint({"getattr", "hasattr"}) else texts
 
     def reads_clock(self) -> bool:
         """Return whether the code names a clock, the environment, or variables as text."""
@@ -129,8 +135,8 @@ def uses(code: types.CodeType, name: str) -> set[str]:
 
 @functools.cache
 def _loads(code: types.CodeType) -> tuple[frozenset[str], ...]:
-    """Return the globals and the attributes that code reads or sets, and what it imports."""
-    variables, attributes, modules = set[str](), set[str](), set[str]()
+    """Return the globals and attributes that code reads or sets, its imports, and its texts."""
+    variables, attributes, modules, texts = set[str](), set[str](), set[str](), set[str]()
     for each in dis.get_instructions(code):
         if each.opname == "IMPORT_NAME":
             modules.add(str(each.argval))
@@ -140,13 +146,13 @@ def _loads(code: types.CodeType) -> tuple[frozenset[str], ...]:
             attributes.add(str(each.argval))
     for inner in code.co_consts:
         if isinstance(inner, str) and inner.isidentifier():
-            attributes.add(inner)
+            texts.add(inner)
         if isinstance(inner, types.CodeType):
-            more = _loads(inner)
-            variables |= more[0]
-            attributes |= more[1]
-            modules |= more[2]
-    return frozenset(variables), frozenset(attributes), frozenset(modules)
+            for found, more in zip(
+                (variables, attributes, modules, texts), _loads(inner), strict=True
+            ):
+                found |= more
+    return tuple(map(frozenset[str], (variables, attributes | texts, modules, texts)))
 
 
 class Frames:
@@ -156,13 +162,11 @@ class Frames:
         own: code that is the user's wherever it comes from.
 
     Attributes:
-        asked: names by which their code, or ``dataclasses``, has called ``getattr`` or ``hasattr``.
-        missed: objects that had no such attribute, with the name.
+        asked: names that a ``__getattr__`` of theirs has been called with.
     """
 
     def __init__(self, own: types.CodeType | None):
         self._own, self.asked = own, frozenset[str]()
-        self.missed: list[tuple[Any, str]] = []
         self._seen: dict[tuple[Any, ...], Frame] = {}
         self._library: dict[types.CodeType, bool] = {}
 
@@ -173,25 +177,11 @@ class Frames:
     def watching(self) -> Generator[None]:
         """Note the functions that this thread calls in a ``with`` block."""
         before = sys.gettrace()
-        with replaced(*((builtins, name, self._ask) for name in ("getattr", "hasattr"))):
-            sys.settrace(self._called)
-            try:
-                yield
-            finally:
-                sys.settrace(before)
-
-    def _ask(self, original: Function, value: Any, name: str, *default: Any) -> Any:
-        frame: Any = sys._getframe(2)  # type: ignore[reportPrivateUsage]
-        while frame.f_code.co_filename == dataclasses.__file__:
-            frame = frame.f_back
-        result = original(value, name, *default)
-        if not self._library.get(frame.f_code, True):
-            self.asked |= {name}
-            is_test = original.__name__ == "hasattr"
-            missed = not result if is_test else default and result is default[0]
-            if missed and not isinstance(value, torch.Tensor):
-                self.missed.append((value, name))
-        return result
+        sys.settrace(self._called)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
 
     def _called(self, frame: types.FrameType, event: str, arg: Any) -> None:
         code = frame.f_code
@@ -205,6 +195,8 @@ class Frames:
             self._note(frame)
 
     def _note(self, frame: types.FrameType) -> None:
+        if frame.f_code.co_name == "__getattr__":
+            self.asked |= {each for each in frame.f_locals.values() if isinstance(each, str)}
         free = frame.f_code.co_freevars
         made = frame.f_code is not self._own  # an iterator that a helper is given is made inside
         values = {

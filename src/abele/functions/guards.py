@@ -44,6 +44,7 @@ _PARTS = ("_parameters", "_buffers", "_modules")
 _values_of: Callable[[Any], Iterable[Any]] = dict[str, Any].values
 _items_of: Callable[[Any], Any] = dict[Any, Any].items
 _forward_of = operator.attrgetter("forward")
+_WITHOUT_FIELDS = (types.ModuleType, types.FunctionType, type)
 _METHODS: Any = (types.FunctionType, staticmethod, classmethod, property)
 _code_of = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
 
@@ -363,9 +364,11 @@ class Guards:
             return
         elif isinstance(value, types.FunctionType):
             names |= {"registry"}  # of functools.singledispatch
-        for name in names:
+        if "__dict__" in names and not (is_module or isinstance(value, _WITHOUT_FIELDS)):
+            self._add_container(path, reachable.attributes_of(value), names, depth)
+        for name in names - {"__dict__"}:
             found = attribute(value, name)
-            if found is None and "AttributeError" in names:
+            if found is None and ("AttributeError" in names or name in self._optional):
                 self._add_absent(value, name)
             if found is None or name in self._left_out or (id(value), name) in self._stored:
                 continue
@@ -401,6 +404,7 @@ class Guards:
 
     def _find(self, function: Any) -> None:
         """Add the variables and attributes that the user's code may read."""
+        self._optional = frozenset[str]().union(*(frame.optional for frame in self._frames))
         for name, cell in cells_of(function, self._frames):
             if name not in self._left_out:
                 self._add_pair(cell, "cell_contents", cell.cell_contents, name)
@@ -414,8 +418,6 @@ class Guards:
                 elif sys.modules.get(name) is value:
                     self._unnamed[id(sys.modules), name] = sys.modules
                 self._follow(name, value, frame.attributes | self._frames.asked, _DEPTH)
-        for value, name in self._frames.missed:
-            self._add_absent(value, name)
         names = self._frames.asked.union(*(frame.attributes for frame in self._frames))
         of_modules = (t for m in self._modules.values() for t in m.parameters(recurse=False))
         for value in (*self._tensors, *of_modules, *self._now()):

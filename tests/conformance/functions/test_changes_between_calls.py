@@ -155,7 +155,7 @@ def changes():
         "an array": (lambda: torch.from_numpy(array), lambda: array.fill(2.0)),
         "beside a tuple": (lambda: box.pair[1][0], lambda: box.pair[1].insert(0, 2.0)),
         "in vars": (lambda: len(vars(box)) / 3, sets(box, "another")),
-        "by a computed name": (lambda: getattr(box, "".join(["sc", "ale"])), sets(box)),
+        "by name": (lambda: getattr(box, "scale"), sets(box)),  # noqa: B009
         "by default": (lambda: getattr(box, "later", 1.0), sets(box, "later")),
         "if it is there": (lambda: 1.0 + hasattr(box, "later"), sets(box, "later")),
         "after an error": (caught, sets(box, "later")),
