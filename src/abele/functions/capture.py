@@ -38,7 +38,7 @@ from abele.functions.journal import Grad, GradJournal, RealTensors
 from abele.functions.optimizers import Numbers, TracedSteps
 from abele.functions.parallel import Replicas
 from abele.functions.randomness import without_output, without_random_numbers
-from abele.functions.state import KINDS, Changed, Entry, Reached, Stored, may_be_input
+from abele.functions.state import KINDS, Changed, Entry, Names, Reached, Stored, may_be_input
 from abele.functions.varying import Item, Place, Slots, Unread, Varying, entry_of
 from abele.ops.host_call import HostCalls
 from abele.ops.recurrent import StepsNeeded
@@ -264,7 +264,7 @@ class _Capture:
 
     def __post_init__(self):
         self.numbers.items.clear()
-        self._names, self._replicas = _Names(self.reached), Replicas(self.reached)
+        self._names, self._replicas = Names(self.reached), Replicas(self.reached)
         self._stored = list[Stored]()
         self._grads, code = GradJournal(), code_of(self.function)
         self.adopted = Adopted(self._describe, self.whole, code, self._grads.note)
@@ -520,7 +520,7 @@ class _Capture:
         for leaf in leaves:
             node = _torch.traced_node(leaf) if isinstance(leaf, torch.Tensor) else None
             if node is not None:
-                layouts.add((base(node), *_layout(leaf)))
+                layouts.add((base(node), *tracer.place_in_memory(leaf)))
         memories = collections.Counter(each[0] for each in layouts)
         self._memory = {node: None for node, count in memories.items() if count > 1}
         for index, tensor in zip(self.arguments.contiguous, inputs, strict=True):
@@ -744,16 +744,12 @@ def _refuse_attributes(value: Any) -> None:
             )
 
 
-def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    place = tensor.shape, tensor.stride(), tensor.storage_offset()
-    return tensor.dtype, *place, tensor.is_conj(), tensor.is_neg()
-
-
 def _are_one(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Return whether two traced tensors are one, or the same elements of one memory."""
     if first is second:
         return True
-    return _layout(first) == _layout(second) and _torch.memory_of(first) == _torch.memory_of(second)
+    places = tracer.place_in_memory(first), tracer.place_in_memory(second)
+    return places[0] == places[1] and _torch.memory_of(first) == _torch.memory_of(second)
 
 
 class _ReplacedError(CaptureError):
@@ -787,27 +783,3 @@ class ChangesError(CaptureError):
 def code_of(function: Any) -> Any:
     """Return the code object of a function or method; None for other callables."""
     return getattr(getattr(function, "__func__", function), "__code__", None)
-
-
-class _Names:
-    """Names and roles of the tensors that a function reaches."""
-
-    def __init__(self, reached: Reached):
-        self._known: dict[int, tuple[str, Role]] = {}
-        for name, tensor, is_optimizers in reached.names():
-            role = Role.BUFFER
-            if is_optimizers:
-                role = Role.OPTIMIZER_STATE
-            elif isinstance(tensor, torch.nn.Parameter):
-                role = Role.PARAMETER
-            self._known.setdefault(id(tensor), (name, role))
-        self._taken: set[tuple[Role, str]] = set()
-
-    def of(self, tensor: torch.Tensor) -> tuple[str, Role]:
-        trained = tensor.requires_grad and tensor.is_leaf
-        default = f"tensor{len(self._taken)}", Role.PARAMETER if trained else Role.BUFFER
-        name, role = self._known.get(id(tensor), default)
-        while (role, name) in self._taken:
-            name += "_"
-        self._taken.add((role, name))
-        return name, role

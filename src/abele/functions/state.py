@@ -36,6 +36,7 @@ from abele.functions.frames import (
     is_of_library,
 )
 from abele.functions.varying import Place, Unread, place_of
+from abele.program import Role
 from abele.program.aliasing import other_kind
 from abele.trace.adopted import by_strides
 
@@ -459,3 +460,27 @@ def holds_tensors(value: Any) -> bool:
         if isinstance(part, kinds) or count > _MOST:
             return True
     return False
+
+
+class Names:
+    """Names and roles of the tensors that a function reaches."""
+
+    def __init__(self, reached: Reached):
+        self._known: dict[int, tuple[str, Role]] = {}
+        for name, tensor, is_optimizers in reached.names():
+            trained = isinstance(tensor, torch.nn.Parameter)
+            role = Role.PARAMETER if trained else Role.BUFFER
+            if is_optimizers:
+                role = Role.OPTIMIZER_STATE
+            self._known.setdefault(id(tensor), (name, role))
+        self._taken: set[tuple[Role, str]] = set()
+
+    def of(self, tensor: torch.Tensor) -> tuple[str, Role]:
+        """Return a name that no other tensor of its role has, and the role."""
+        trained = tensor.requires_grad and tensor.is_leaf
+        default = f"tensor{len(self._taken)}", Role.PARAMETER if trained else Role.BUFFER
+        name, role = self._known.get(id(tensor), default)
+        while (role, name) in self._taken:
+            name += "_"
+        self._taken.add((role, name))
+        return name, role

@@ -300,14 +300,15 @@ def _write_whole(graph: torch.fx.Graph) -> None:
     for node in list(graph.nodes):
         for each in _written(node):
             root = _base(each)
-            if root is not each and _place(root) == _place(each):
+            whole, part = (place_in_memory(a.meta["val"]) for a in (root, each))
+            if root is not each and whole == part:
                 node.replace_input_with(each, root)
         if not _returns_first_argument(node):
             continue
         view = node_argument(node, 0)
-        views = list(_views_of_all(view))
-        new = _new_value(node, view, results) if views else None
-        if new is not None:
+        views, seen = list(_views_of_all(view)), view.meta["val"]
+        new = _computed(node, lambda each: each.meta.get("val"), results) if views else None
+        if new is not None and (new.dtype, new.shape) == (seen.dtype, seen.shape):
             _write_base(node, views, new, results)
 
 
@@ -345,27 +346,14 @@ def _write_base(
             return
         result = _call(node, aten.copy_.default, (root, value), {}, root.meta["val"])
         for view, _ in reversed(views):
-            if view.target in _RESHAPES:
-                result = add(aten.view.default, result, list(view.meta["val"].shape))
-            else:
-                result = add(view.target, result, *view.args[1:])
+            result = add(view.target, result, *view.args[1:])
     node.replace_all_uses_with(result)
     node.graph.erase_node(node)
 
 
-def _place(node: torch.fx.Node) -> Any:
+def place_in_memory(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Return which elements of its memory a tensor has, in which order and with which signs."""
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor):
-        return node
-    return _layout(value), value.storage_offset(), value.is_conj(), value.is_neg()
-
-
-def _new_value(node: torch.fx.Node, view: torch.fx.Node, results: Results) -> torch.Tensor | None:
-    """Return the fake result of a write through a view; None if it does not fill the view."""
-    new, seen = _computed(node, lambda each: each.meta.get("val"), results), view.meta["val"]
-    fills = new is not None and (new.dtype, new.shape) == (seen.dtype, seen.shape)
-    return new if fills else None
+    return _layout(tensor), tensor.storage_offset(), tensor.is_conj(), tensor.is_neg()
 
 
 def _call(
