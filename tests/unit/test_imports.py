@@ -56,7 +56,7 @@ ORDERS = {
             "passes",
         ),
         *("capture", "targets", "compilation", "runtime", "dynamo", "pipeline"),
-        *("machine_limits", "report", "functions", "fit", "stage", "differences", "port"),
+        *("report", "functions", "fit", "stage", "differences", "port"),
         *("doctor", "docs", "completion", "__main__"),
     ),
     "poptorch": (

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from abele import machine_limits
 from abele.report import timing
+from abele.report import timing as machine_limits
 from abele.report.record import Limits
 
 
 @pytest.fixture(autouse=True)
 def _nothing_measured():
-    machine_limits._measured.cache_clear()
+    machine_limits._measured_limits.cache_clear()
 
 
 def test_a_measurement_has_the_order_of_caches_and_memory():

@@ -19,7 +19,6 @@ from abele.compilation.executable import Executable
 from abele.program import Program, Role
 from abele.runtime.busy_cores import cores
 from abele.runtime.device_state import DeviceState
-from abele.runtime.losses import Losses
 from abele.runtime.micro_steps import Alone, Plan, Returned, Step, Update, sequential
 from abele.runtime.observers import CallRecord, Hooks, Observer, hooks_of
 from abele.runtime.proving import Change, FirstUse, first_use, pending_change
@@ -27,6 +26,7 @@ from abele.step import batching
 from abele.step.config import OutputMode, StepConfig
 
 _Result = TypeVar("_Result")
+_MOST_LOSSES = 128
 
 
 class Session(DeviceState):
@@ -564,3 +564,32 @@ def _positions(anchors: Sequence[Anchor], program: Program | None) -> Mapping[st
     outputs = () if program is None else program.outputs
     at = {s.name: i for i, s in enumerate(outputs) if s.role is Role.ANCHOR}
     return {anchor.name: at[anchor.tensor] for anchor in anchors if anchor.tensor in at}
+
+
+class Losses:
+    """A sample of the losses of a session's calls, for charts.
+
+    At most 128, evenly spread over the calls; of several elements, the mean.
+    Every call's loss is kept at first. When there is no more room, every second one is dropped, and
+    later calls keep losses half as often, so that long runs pay nothing for most of their calls.
+    """
+
+    def __init__(self):
+        self._every = 1
+        self._kept: list[tuple[int, torch.Tensor]] = []
+
+    def keep(self, call: int, loss: torch.Tensor) -> int:
+        """Keep the loss of a call; return the number of the next call whose loss is kept.
+
+        A GPU computes the mean later, and nothing waits for it.
+        """
+        # A copy: programs add up losses in place. A mean takes three times as long as a clone.
+        self._kept.append((call, loss.float().mean() if loss.dim() else loss.clone()))
+        if len(self._kept) == _MOST_LOSSES:
+            del self._kept[1::2]
+            self._every *= 2
+        return self._kept[-1][0] + self._every
+
+    def values(self) -> list[tuple[int, float]]:
+        """Return pairs of a call's number and its loss; waits for a GPU."""
+        return [(call, float(value)) for call, value in self._kept]

@@ -4,7 +4,7 @@ import itertools
 
 import torch
 
-from abele.runtime.losses import Losses
+from abele.runtime.session import Losses
 
 
 def sample(calls):
