@@ -247,16 +247,10 @@ def _shares(nodes: Sequence[torch.fx.Node], moved: Sequence[int]) -> tuple[tuple
     return tuple((name, round(share, 6)) for name, share in shares.items())
 
 
-# -- peak rates ------------------------------------------------------------------------------------
-#
-# They are measured by the same torch on the same threads, not taken from a data sheet. Other
-# processes can only slow runs down, so the shortest of several runs counts.
-
-
 def limits_of_machine() -> tuple[float, tuple[tuple[int, float], ...]]:
     """Measure peak float32 FLOP and memory rates with torch's threads, once per process.
 
-    It takes half a second.
+    It takes half a second. Other processes can only slow runs down, so the shortest counts.
 
     Returns:
         Operations per second of a GEMM; and pairs of bytes that an operation touches, ascending,

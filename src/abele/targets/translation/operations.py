@@ -98,17 +98,13 @@ class Call(Operation):
 
 @dataclasses.dataclass(eq=False)
 class StridedCall(Call):
-    """A call that receives strides, so that some of its tensors may have other layouts.
+    """A call that receives strides.
 
     Attributes:
         form: returns the call's text for tensors that it reads and writes.
-        free: indices in the text of the tensors whose layout may change.
-        accepts: returns whether such a tensor may have the layout of a view.
     """
 
     form: Callable[[Sequence[Place], Sequence[Place]], str]
-    free: frozenset[int]
-    accepts: Callable[[Place], bool]
 
     def move(self, change: Callable[[Place], Place]) -> None:
         """Replace the tensors and regenerate the call's text, which depends on strides."""

@@ -235,9 +235,8 @@ def clamped(translator: Any, a: Place, factor: Place, added: Sequence[Place], wi
             f"{{2}}, {more}, {within}, {{{len(reads)}}}, {threads_for(rows * columns * inner)})"
         )
 
-    reads, free = [a, packed_factor(translator, factor), *added], frozenset((0,))
-    call = ClampedProduct(reads, [result], form(reads, []), form, free, lambda _: True)
-    translator.add(call)
+    reads = [a, packed_factor(translator, factor), *added]
+    translator.add(ClampedProduct(reads, [result], form(reads, []), form))
     return result
 
 

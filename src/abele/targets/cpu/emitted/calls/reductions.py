@@ -56,22 +56,17 @@ def _reduced(translator: Any, node: torch.fx.Node, *, mean: bool) -> Any:
 
 
 def summed(place: Place, result: Place, reduced: set[int], scale: float) -> StridedCall:
-    """Return the call of a sum reduction that accepts strides with an equal summation order.
+    """Return the call of a sum reduction.
 
     Arguments are those of ``sum_text``, whose result must not be None.
     """
-    order = _order(_groups(place, reduced))
 
     def form(reads: Sequence[Place], writes: Sequence[Place]) -> str:
         text = sum_text(reads[0], writes[0], reduced, scale)
         assert text is not None, "a contiguous tensor has two groups of dimensions"
         return text
 
-    def accepts(there: Place) -> bool:
-        return _order(_groups(there, reduced)) == order
-
-    text = form([place], [result])
-    return StridedCall([place], [result], text, form, frozenset((0,)), accepts)
+    return StridedCall([place], [result], form([place], [result]), form)
 
 
 def moved_last(place: Place, reduced: set[int]) -> Place:
@@ -129,13 +124,6 @@ def _groups(place: Place, reduced: set[int]) -> tuple[_Dim, _Dim, _Dim, _Dim] | 
 def _is_of_columns(inner: _Dim) -> bool:
     """Return whether the inner dimension of a sum is contiguous in input and result."""
     return inner[1] == 1 and inner[2] == 1
-
-
-def _order(groups: tuple[_Dim, _Dim, _Dim, _Dim] | None) -> tuple[object, ...] | None:
-    """Return a key that is equal for layouts with the same summation order."""
-    if groups is None:
-        return None
-    return *((size, result) for size, _, result in groups), _is_of_columns(groups[1])
 
 
 def _merged(dims: list[_Dim]) -> list[_Dim]:
