@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from abele import passes
-from abele.passes.of_lowerings.gradients import stacked_gradients
+from abele.passes.cleanup import stacked_gradients
 from abele.targets.reference import Interpreter, Reference
 from helpers.runs import assert_close_by_norm, captured, rule_for, run, started
 

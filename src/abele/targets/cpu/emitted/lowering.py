@@ -12,8 +12,8 @@ import torch
 from abele import arena
 from abele._torch.copies import called_targets
 from abele.ops.host_call import exchange
+from abele.passes.cleanup import stacked_gradients
 from abele.passes.of_lowerings.convolutions import patches_as_products
-from abele.passes.of_lowerings.gradients import stacked_gradients
 from abele.passes.of_lowerings.half import (
     arithmetic,
     biases_in_products,
