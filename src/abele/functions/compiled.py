@@ -287,7 +287,8 @@ class CompiledCall:
         numbers = torch.get_rng_state() if self._draws else None
         try:
             with self._calling():
-                outputs = [*map(_owned, self.session.step(inputs))]
+                # A view refuses detach_().
+                outputs = [t.data if t._is_view() else t for t in self.session.step(inputs)]
         except ValueCheckError:
             if numbers is not None:
                 torch.set_rng_state(numbers)
@@ -370,10 +371,6 @@ def _memory(tensor: torch.Tensor) -> int:
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     return _memory(tensor), _memory(tensor) + tensor.untyped_storage().nbytes()
-
-
-def _owned(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.data if tensor._is_view() else tensor  # a view refuses detach_()
 
 
 def _place(gradient: torch.Tensor | None) -> Any:

@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import operator
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -214,14 +214,6 @@ _RESHAPES = {
 _View = Callable[[torch.fx.Node, torch.fx.Node], tuple[Any, ...]]
 
 
-def _reshaped(view: torch.fx.Node, value: torch.fx.Node) -> tuple[Any, ...]:
-    return aten.view.default, value, list(node_argument(view, 0).meta["val"].shape)
-
-
-def _turned(view: torch.fx.Node, value: torch.fx.Node) -> tuple[Any, ...]:
-    return view.target, value, *view.args[1:]
-
-
 def _permuted(view: torch.fx.Node, value: torch.fx.Node) -> tuple[Any, ...]:
     order: Any = view.args[1]
     places = [each % len(order) for each in order]
@@ -234,8 +226,12 @@ def _scattered(target: OpOverload) -> _View:
 
 # What puts the value of a view into its base tensor: an operator and its arguments.
 _VIEWED: dict[Any, _View] = {
-    **dict.fromkeys(_RESHAPES, _reshaped),
-    **dict.fromkeys((aten.t.default, aten.transpose.int), _turned),
+    **dict.fromkeys(
+        _RESHAPES, lambda v, new: (aten.view.default, new, [*node_argument(v, 0).meta["val"].shape])
+    ),
+    **dict.fromkeys(
+        (aten.t.default, aten.transpose.int), lambda v, new: (v.target, new, *v.args[1:])
+    ),
     aten.permute.default: _permuted,
     aten.slice.Tensor: _scattered(aten.slice_scatter.default),
     aten.select.int: _scattered(aten.select_scatter.default),
@@ -305,23 +301,20 @@ def _write_whole(graph: torch.fx.Graph) -> None:
                 node.replace_input_with(each, root)
         if not _returns_first_argument(node):
             continue
-        view = node_argument(node, 0)
-        views, seen = list(_views_of_all(view)), view.meta["val"]
+        views, view = list[tuple[torch.fx.Node, _View]](), node_argument(node, 0)
+        seen = view.meta["val"]
+        while (undo := _VIEWED.get(view.target)) is not None:
+            views.append((view, undo))
+            view = node_argument(view, 0)
         new = _computed(node, lambda each: each.meta.get("val"), results) if views else None
         if new is not None and (new.dtype, new.shape) == (seen.dtype, seen.shape):
-            _write_base(node, views, new, results)
-
-
-def _views_of_all(view: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, _View]]:
-    """Yield the views through which a tensor is seen, the last one first, and what undoes each."""
-    while (undo := _VIEWED.get(view.target)) is not None:
-        yield view, undo
-        view = node_argument(view, 0)
+            _write_base(node, views, view, new, results)
 
 
 def _write_base(
     node: torch.fx.Node,
     views: Sequence[tuple[torch.fx.Node, _View]],
+    root: torch.fx.Node,
     new: torch.Tensor,
     results: Results,
 ) -> None:
@@ -333,7 +326,6 @@ def _write_base(
         added.append(_call(node, target, args, {}, results.of(target, fakes)))
         return added[-1]
 
-    root = node_argument(views[-1][0], 0)
     with node.graph.inserting_before(node):
         value = _call(node, _value_of(node.target), node.args, node.kwargs, new)
         added.append(value)
