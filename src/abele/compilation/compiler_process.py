@@ -23,7 +23,7 @@ from typing import Any
 
 import filelock
 
-from abele import cpython, passes
+from abele import cpython, passes, processor
 from abele.compilation import estimates, native
 from abele.compilation.cache import ExecutableCache
 from abele.compilation.compiling import (
@@ -54,7 +54,7 @@ _compiling = list[subprocess.Popen[bytes]]()
 def _leaves_no_processor() -> bool:
     """Return whether another compiler process would take the last processor of the steps."""
     _compiling[:] = [each for each in _compiling if each.poll() is None]
-    return bool(_compiling) and len(_compiling) + 1 >= native.processors()
+    return bool(_compiling) and len(_compiling) + 1 >= processor.cores()
 
 
 class FromCompiler(Later):

@@ -89,8 +89,8 @@ def _made(
         return None
     from concurrent.futures import ThreadPoolExecutor  # takes a while, and is seldom needed
 
-    available = processors()
-    turns = threading.Semaphore(max(1, available - 1))
+    processors = _processors()
+    turns = threading.Semaphore(max(1, processors - 1))
     more = threading.Timer(all_after_s, turns.release)
     more.daemon = True
 
@@ -100,7 +100,7 @@ def _made(
 
     more.start()
     try:
-        with ThreadPoolExecutor(available) as pool:
+        with ThreadPoolExecutor(processors) as pool:
             for stage in stages:
                 for result in pool.map(one, stage):
                     if result["code"] != 0:
@@ -111,7 +111,7 @@ def _made(
     return None
 
 
-def processors() -> int:
+def _processors() -> int:
     """Return the number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

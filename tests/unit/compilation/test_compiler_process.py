@@ -109,7 +109,7 @@ def test_programs_are_compiled_in_turn_where_processors_are_few(
     begin, monkeypatch, processors, at_once
 ):
     monkeypatch.setattr(compiler_process, "_compiling", [])
-    monkeypatch.setattr(compiler_process.native, "processors", lambda: processors)
+    monkeypatch.setattr(compiler_process.processor, "cores", lambda: processors)
     every = [begin(job_of(SLEEPS)) for _ in range(3)]
     for later in every * 2:
         later.look()

@@ -65,11 +65,14 @@ def test_only_buffers_of_the_arena_are_placed():
 
 @pytest.mark.parametrize("size", [0, 1, 5000, (1 << 21) - 1, 1 << 21, (1 << 22) + 64])
 def test_memory_is_aligned_and_large_enough(size):
-    memory = allocated(size)
+    memory, release = allocated(size)
     assert memory.data_ptr() % ALIGNMENT == 0
     assert memory.numel() >= size
     memory[:size] = 7
     assert bool((memory[:size] == 7).all())
+    release()
+    memory[:size] = 8
+    assert bool((memory[:size] == 8).all())
 
 
 def test_memory_outlives_what_made_it_and_no_huge_pages_are_no_error(monkeypatch):
@@ -80,6 +83,6 @@ def test_memory_outlives_what_made_it_and_no_huge_pages_are_no_error(monkeypatch
         madvise = refuse
 
     monkeypatch.setattr(mmap, "mmap", Pages)
-    memory = allocated(1 << 21).fill_(3)
+    memory = allocated(1 << 21)[0].fill_(3)
     gc.collect()
     assert int(memory.min()) == 3
