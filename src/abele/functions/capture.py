@@ -406,8 +406,9 @@ class _Capture:
                 if appends or not alone or place is None or self.reached.shares(leaf):
                     raise CaptureError(
                         "The function puts a new tensor in the place of one that it computes with "
-                        f"({each.key!r} of a {type(holder).__name__}) and that is held elsewhere, "
-                        "too, or read from a list that grows. Write into it with copy_()."
+                        f"({each.key!r} of a {type(holder).__name__}) and that has gaps in memory, "
+                        "is held elsewhere, too, or read from a list that grows. Write into it "
+                        "with copy_(), or keep its contiguous()."
                     )
                 within = None if leaf is before else structure
                 found[_torch.memory_of(leaf)] = Entry(place, index, within)
