@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import dis
 import functools
+import gc
 import io
 import itertools
 import os
@@ -189,7 +190,9 @@ class Frames:
         if is_library is None:
             file = code.co_filename
             is_library = file.startswith("<") and not _is_users(frame)
-            is_library = code is not self._own and (is_library or _is_of_library(file))
+            collects = [getattr(each, "__code__", None) for each in gc.callbacks]
+            is_library = is_library or code in collects or _is_of_library(file)
+            is_library = code is not self._own and is_library
             self._library[code] = is_library
         if not is_library and len(self._seen) < _MOST and not _is_imported(frame):
             self._note(frame)

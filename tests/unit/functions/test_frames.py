@@ -1,6 +1,7 @@
 """The user's code that runs during a call is found, with the objects that it names."""
 
 import datetime
+import gc
 import os
 import sys
 import time
@@ -136,3 +137,17 @@ def test_an_attribute_is_found_where_it_is_kept():
     assert attribute(module, "name") == (vars(module), "a")
     assert attribute(made, "missing") is None
     assert attribute(module, "missing") is None
+
+
+def test_callbacks_of_the_garbage_collector_are_not_the_users():
+    def callback(phase, info):
+        called.append(phase)
+
+    called = []
+    gc.callbacks.append(callback)
+    try:
+        found = frames_of(lambda: gc.collect())
+    finally:
+        gc.callbacks.remove(callback)
+    assert called
+    assert callback.__code__ not in [each.code for each in found]
