@@ -137,7 +137,7 @@ def uses(code: types.CodeType, name: str) -> set[str]:
 @functools.cache
 def _loads(code: types.CodeType) -> tuple[frozenset[str], ...]:
     """Return the globals and attributes that code reads or sets, its imports, and its texts."""
-    variables, attributes, modules, texts = set[str](), set[str](), set[str](), set[str]()
+    every = variables, attributes, modules, texts = [set[str]() for _ in range(4)]
     for each in dis.get_instructions(code):
         if each.opname == "IMPORT_NAME":
             modules.add(str(each.argval))
@@ -149,9 +149,7 @@ def _loads(code: types.CodeType) -> tuple[frozenset[str], ...]:
         if isinstance(inner, str) and inner.isidentifier():
             texts.add(inner)
         if isinstance(inner, types.CodeType):
-            for found, more in zip(
-                (variables, attributes, modules, texts), _loads(inner), strict=True
-            ):
+            for found, more in zip(every, _loads(inner), strict=True):
                 found |= more
     return tuple(map(frozenset[str], (variables, attributes | texts, modules, texts)))
 
@@ -296,8 +294,8 @@ def attribute(value: Any, name: str) -> tuple[Any, Any] | None:
     return None if kind is None else (kind, found)
 
 
-def is_of_library(module: str) -> bool:
-    """Return whether a module is torch's, this project's or Python's own."""
-    top = module.partition(".")[0]
+def is_of_library(module: str | None) -> bool:
+    """Return whether a module is torch's, this project's or Python's own; None is no module."""
+    top = (module or "").partition(".")[0]
     own = top in sys.stdlib_module_names and top != "__main__"
-    return own or top == "numpy" or libraries.has_module(module)
+    return own or top == "numpy" or libraries.has_module(module or "")

@@ -308,3 +308,17 @@ def test_a_queue_that_a_helper_fills(wrap):
         put(task.update(task.loss(x, y)))
 
     return lambda i: step(*batch(i)), lambda: (task, [*results.queue])
+
+
+def doubled(value):
+    return 2 * value
+
+
+doubled.__module__ = None  # as of what torch.compile returns for some functions
+
+
+@compiles(programs=1)
+def test_a_helper_that_belongs_to_no_module(wrap):
+    task = Task()
+    step = wrap(lambda x, y: task.update(doubled(task.loss(x, y))))
+    return lambda i: step(*batch(i)), lambda: task
