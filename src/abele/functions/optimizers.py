@@ -105,6 +105,8 @@ class Numbers:
             now = list(map(operator.getitem, self._holders, self._keys))
         except KeyError:
             return False
+        if are_same(now, self._entries):  # as nearly always
+            return True
         pairs = zip(now, self._entries, strict=True)
         return all(a is b or (not isinstance(a, torch.Tensor) and a == b) for a, b in pairs)
 
