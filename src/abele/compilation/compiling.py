@@ -194,9 +194,11 @@ def _chosen(
 def _in_words(ways: Sequence[Way], seconds_each: Sequence[float]) -> str:
     order = sorted(zip(seconds_each, ways, strict=True), key=lambda pair: pair[0])
     # In one unit, so that they can be compared; of the slow ones, no digit that says nothing.
-    shown = (format(each * 1e3, ",.0f" if each >= 1 else ".3g") for each, _ in order)
-    named = (f"{ms} ms {way.name}" for ms, (_, way) in zip(shown, order, strict=True))
-    return "measured: " + ", ".join(named)
+    return "measured: " + ", ".join(f"{_ms(each)} ms {way.name}" for each, way in order)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.0f}" if seconds >= 1 else f"{seconds * 1e3:.3g}"
 
 
 def return_memory() -> None:

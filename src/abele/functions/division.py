@@ -221,8 +221,7 @@ class _Division:
         if loaded(node) & held or self._failed(node):
             return True
         found = [each for each in ast.walk(node) if _is_reading(each)]
-        items = (getattr(getattr(each, "func", None), "attr", "") == "item" for each in found)
-        return bool(found) and not (self._defers and all(items))
+        return not all(self._defers and _is_item(each) for each in found)
 
     def _reads(self, statement: ast.stmt, held: set[str]) -> bool:
         if self._depends(statement, held):
@@ -588,6 +587,11 @@ def _is_reading(node: ast.AST) -> bool:
     if isinstance(node.func, ast.Attribute):
         return node.func.attr in _METHODS and not node.args
     return isinstance(node.func, ast.Name) and node.func.id == "print"
+
+
+def _is_item(node: ast.AST) -> bool:
+    function = node.func if isinstance(node, ast.Call) else None
+    return isinstance(function, ast.Attribute) and function.attr == "item"
 
 
 def _is_conversion(node: ast.Call) -> bool:

@@ -112,8 +112,8 @@ def mark(program: Program, placement: PlacementTable) -> tuple[str, ...]:
     for node in program.graph.graph.nodes:
         custom = node.meta.get("custom") or {}
         if node_phase(node) == "backward" and "of_scope" in custom:
-            mark = custom.get(f"of_{BLOCK}")  # of the forward operation
-            block = mark[0] if isinstance(mark, tuple) else mark or ""
+            forward = custom.get(f"of_{BLOCK}")  # the block of the forward operation
+            block = forward[0] if isinstance(forward, tuple) else forward or ""
             if block in stage_of_block:
                 _write(node, stage_of_block[block])
     return tuple(_named(list(blocks[stage])) for stage in sorted(blocks))
