@@ -130,16 +130,12 @@ def _comparison(
     larger = max(first, then, key=lambda each: Interval.sum(p.size for p in each.parts).expected)
     # Either is returned to the system before the other one runs.
     least, most = together(others), together([first, then, *others]) - larger.reserved
+    kept = _kept(Interval(least, most if several else least, most))
     copies = Part(role="copies to compare", size=_COPIES.scaled(state))
     return Moment(
         name=f"{name}, compared before use",
         operation="compiled programs are compared with interpreted ones",
-        parts=(
-            *always,
-            *larger.parts,
-            *_kept(Interval(least, most if several else least, most)),
-            copies,
-        ),
+        parts=(*always, *larger.parts, *kept, copies),
         lines=larger.lines,
     )
 

@@ -135,8 +135,7 @@ class Trial:
             copies = _Copies(vary=self._vary, trusted=False)
             return *self._run(compiled, copies, clock=self._time), None
         except Exception as error:  # noqa: BLE001 - whatever it is, these programs are not usable
-            problem = f"compiled programs fail where interpreted ones do not ({error})"
-            return {}, math.inf, problem
+            return {}, math.inf, f"compiled programs fail where interpreted ones do not ({error})"
         finally:
             for each in compiled.compiled.values():
                 each.release()
@@ -232,7 +231,8 @@ class Trial:
         kept, copies = _Values(), _Copies(seed, vary=self._vary, written=False)
 
         def keep(name: str, value: torch.Tensor) -> None:
-            kept.update({name: value} if name in names else {})
+            if name in names:
+                kept[name] = value
 
         return self._run(interpreted, copies, keep=keep)[0] | kept
 
@@ -317,8 +317,8 @@ class Trial:
         if keep is not None:
             given = [(each, self._given(each)) for each in programs]
             takes = [_taking(given[index:], copies, keep) for index in range(len(given))]
-            each = zip(programs, takes, strict=True)
-            runs = {p.name: executable.target.interpreted(p, take)[1] for p, take in each}
+            pairs = zip(programs, takes, strict=True)
+            runs = {p.name: executable.target.interpreted(p, take)[1] for p, take in pairs}
         call = call or (lambda program, arguments: runs[program.name](arguments))
         outside = self._generators.get_rng_state()
         self._generators.set_rng_state(self._numbers)

@@ -60,8 +60,7 @@ def function_of(
         frees_inputs: the function empties its list and frees inputs too after their last use.
         take: called instead of each write into an input.
     """
-    writer = _Writer(root, clocks, frees_inputs)
-    writer.taker = take
+    writer = _Writer(root, clocks, frees_inputs, take)
     source = writer.source()
     exec(compile(source, f"<{type(root).__name__} as a function>", "exec"), writer.bound)
     return writer.bound["run"]
@@ -74,10 +73,14 @@ class _Writer:
         bound: global variables of the source.
     """
 
-    taker: Take | None = None
-
-    def __init__(self, root: torch.fx.GraphModule, clocks: GraphClocks | None, frees_inputs: bool):
-        self._root, self._clocks, self._frees_inputs = root, clocks, frees_inputs
+    def __init__(
+        self,
+        root: torch.fx.GraphModule,
+        clocks: GraphClocks | None,
+        frees_inputs: bool,
+        take: Take | None,
+    ):
+        self._root, self._clocks, self._frees_inputs, self._take = root, clocks, frees_inputs, take
         self.bound: dict[str, Any] = {}
         self._names: dict[torch.fx.Node, str] = {}
         self._bound_to: dict[int, str] = {}
@@ -120,9 +123,9 @@ class _Writer:
     def _call(self, node: torch.fx.Node) -> str:
         if is_getitem(node):
             return f"{self._text(node.args[0])}[{self._text(node.args[1])}]"
-        if self.taker is not None and writes(node):
+        if self._take is not None and writes(node):
             position = self._root.graph.find_nodes(op="placeholder").index(node.args[0])
-            return f"{self._bind(self.taker)}({position}, {self._text(node.args[1])})"
+            return f"{self._bind(self._take)}({position}, {self._text(node.args[1])})"
         arguments = [self._text(each) for each in node.args]
         arguments += [f"{name}={self._text(each)}" for name, each in node.kwargs.items()]
         return f"{self._bind(called(node))}({', '.join(arguments)})"

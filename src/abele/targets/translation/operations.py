@@ -98,7 +98,7 @@ class Call(Operation):
 
 @dataclasses.dataclass(eq=False)
 class StridedCall(Call):
-    """A call that receives strides.
+    """A call that receives strides, and whose text changes with its tensors.
 
     Attributes:
         form: returns the call's text for tensors that it reads and writes.
