@@ -197,9 +197,8 @@ def capture(
     """
     whole, whole_layers = frozenset[int](), True
     places = {each: found for each in replaced if (found := reached.entries(each))}
-    kept = list(filter(may_be_input, moved))
-    own: dict[int, Any] = {_torch.memory_of(tensor): Entry(Place([tensor], 0)) for tensor in kept}
-    entries = collections.ChainMap[int, Entry | casts.Cast]({}, *places.values(), own)
+    own = {_torch.memory_of(t): Entry(Place([t], 0)) for t in filter(may_be_input, moved)}
+    entries = collections.ChainMap[int, Entry | casts.Cast]({}, *places.values(), {**own})
     with tracing():
         for _ in range(_MOST_TRACES):
             events = [] if host is None else host.events

@@ -167,9 +167,7 @@ class Guards:
         self._kinds = [*dict.fromkeys(map(type, self._modules.values()))]
         for each in (getattr(function, "__func__", function), *map(_forward_of, self._kinds)):
             self._add_function(each)
-        self._dictionaries += [
-            each.__kwdefaults__ for each in self._functions if each.__kwdefaults__
-        ]
+        self._dictionaries += [f.__kwdefaults__ for f in self._functions if f.__kwdefaults__]
         self._beside += [Place(owner, name) for (_, name), owner in self._unnamed.items()]
         spaces = (vars(p.holder) if isinstance(p.holder, type) else p.holder for p in self._beside)
         self._found = [(s.get, p.key) for s, p in zip(spaces, self._beside, strict=True)]
@@ -227,8 +225,7 @@ class Guards:
         """Return the numbers that differ; none if something else but tensors differs, too."""
         found = [each for each in self._different() if not isinstance(each[2], _STRUCTURES)]
         numbers = all(type(a) is type(b) and type(b) in (int, float) for _, a, b in found)
-        same_hooks = self._hooks_now() == self._hooks
-        return [place for place, *_ in found] if numbers and same_hooks else []
+        return [p for p, *_ in found] if numbers and self._hooks_now() == self._hooks else []
 
     def replaced(self, trained: Collection[int]) -> list[Place]:
         """Return places of other tensors, or of structures, but not of those with some ``id``."""

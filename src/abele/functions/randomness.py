@@ -26,12 +26,14 @@ from abele.program.core import is_library
 from abele.warn import user_line
 
 _random: Any = torch.random
-_SETTINGS = ("initial_seed", "get_num_threads", "get_float32_matmul_precision")
 # What reaches outside of the process, or reads what others may set.
 _OUTSIDE = (
     *((builtins, "print"), (builtins, "open"), (io, "open")),
     *((os, name) for name in ("stat", "lstat", "listdir", "scandir", "getcwd")),
-    *((torch, name) for name in _SETTINGS),
+    *(
+        (torch, name)
+        for name in ("initial_seed", "get_num_threads", "get_float32_matmul_precision")
+    ),
     (np, "geterr"),
 )
 _OWN = (__file__, inspect.getfile(inspect.unwrap(replaced)))

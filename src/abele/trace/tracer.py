@@ -319,7 +319,6 @@ def _write_base(
     results: Results,
 ) -> None:
     """Replace a write of a new value through views by one of the base tensor, where possible."""
-    added: list[torch.fx.Node] = []
 
     def add(target: Any, *args: Any) -> torch.fx.Node:
         fakes = torch.fx.map_arg(args, lambda each: each.meta["val"])
@@ -328,7 +327,7 @@ def _write_base(
 
     with node.graph.inserting_before(node):
         value = _call(node, _value_of(node.target), node.args, node.kwargs, new)
-        added.append(value)
+        added = [value]
         try:
             for view, undo in views:
                 value = add(*undo(view, value))
