@@ -350,13 +350,18 @@ class CompiledCall:
             return self._arguments.objects[leaf.index]
         return present[leaf.index] if type(leaf) is Given else leaf
 
+    def refuses(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Return whether arguments differ in more than numbers from those of this program."""
+        arguments = self._arguments
+        return arguments.accepts(args, kwargs) is None and not arguments.changed(args, kwargs)
+
     def changed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[Any, Any]:
         """Return numbers that differ in another call, and those that this program has as slots.
 
         By index of the argument or place; empty if something else differs, too.
         """
         found: dict[Any, Any] = {**self._arguments.changed(args, kwargs)}
-        if not found and self._arguments.accepts(args, kwargs) is None:
+        if self.refuses(args, kwargs):
             return {}
         return found | {each: each.get() for each in (*self.guards.changed(), *self.guards.free)}
 

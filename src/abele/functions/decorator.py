@@ -13,6 +13,7 @@ import inspect
 import itertools
 import os
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Mapping
@@ -21,9 +22,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
 
 import torch
 
-from abele import _torch
+from abele import _torch, targets
 from abele._torch.replicas import CHANGING
 from abele.capture.diagnose import user_frame
+from abele.compilation import start as start_mode
 from abele.compilation.cache import ExecutableCache
 from abele.compilation.executable_file import SUFFIX
 from abele.compilation.start import Start
@@ -54,6 +56,9 @@ if TYPE_CHECKING:
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 MOST_PROGRAMS = 8
 _MOST_FAILURES = 3
+# Single calls that no program serves run as plain PyTorch until they have taken as many seconds as
+# another capture and compilation: for the short last batch of an epoch these may never pay.
+_WORTH_S = 1.0
 _DROPPED = (
     "gradients that the update uses are not written to memory: grad is None after a call "
     "(keep_gradients=True keeps them)"
@@ -155,6 +160,8 @@ class Function:
         self.eager: str | None = None
         self._recording: Recording | None = None
         self._calls, self._failures, self._said = 0, 0, False
+        # Of calls without a program: their seconds, and how many had one before the latest.
+        self._plain_s, self._served = 0.0, -1
         self._frames = Frames(code_of(function))
         self._promoted: dict[int, frozenset[str]] = {}
         self._replaced = set[Place]()  # which had other tensors at earlier calls
@@ -302,6 +309,8 @@ class Function:
         if (reason := self._too_many(args, kwargs)) is not None:
             self._give_up(CaptureError(reason))
             return self._body(*args, **kwargs)
+        if self.programs and self._is_rare(args, kwargs):
+            return self._timed(args, kwargs)
         self._promote()
         try:
             compiled = self._compiled(args, kwargs)
@@ -330,6 +339,26 @@ class Function:
         self._add(compiled)
         return compiled.run(inputs)
 
+    def _is_rare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether arguments of such shapes and values are not worth a program yet."""
+        served = sum(each.calls for each in self.programs)
+        before, self._served = self._served, served
+        asked, options = start_mode.requested() or targets.requested(), self._options
+        if asked or options.strict or options.report or options.start is not Start.TIERED:
+            return False
+        if torch.distributed.is_initialized():  # processes run equal programs
+            return False
+        if served == before or self._plain_s >= _WORTH_S:
+            return False
+        return all(each.refuses(args, kwargs) for each in self.programs)
+
+    def _timed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        began = time.perf_counter()
+        try:
+            return self._body(*args, **kwargs)
+        finally:
+            self._plain_s += time.perf_counter() - began
+
     def _too_many(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """Return why a call gets no program of its own; None if it gets one."""
         if len(self.programs) >= MOST_PROGRAMS:
@@ -343,6 +372,7 @@ class Function:
 
     def _add(self, compiled: CompiledCall) -> None:
         self.programs.insert(0, compiled)
+        self._plain_s = 0.0
         if self._options.report is not None:
             self._shown().added(compiled)
 

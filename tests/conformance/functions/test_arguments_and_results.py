@@ -568,3 +568,24 @@ def test_the_layout_of_an_argument_with_gaps_decides(of_view):
 def test_a_negated_view_as_an_argument(wrap):
     step = wrap(lambda x: x * 2 + 1)
     return lambda i: step(torch._neg_view(torch.ones(3)) if i > 2 else torch.ones(3)), lambda: None
+
+
+@pytest.mark.parametrize(
+    ("rows", "worth_s", "programs"),
+    [
+        ((4, 4, 4, 3, 4, 3, 4), 1.0, 1),  # the last batches of two epochs
+        ((4, 4, 4, 3, 3), 1.0, 2),
+        ((4, 4, 4, 3), 0.0, 2),
+    ],
+)
+def test_a_single_batch_of_another_shape_gets_no_program(rows, worth_s, programs, monkeypatch):
+    monkeypatch.delenv("ABELE_START")
+    monkeypatch.setattr(decorator, "_WORTH_S", worth_s)
+    results = []
+    for wrap in (lambda function: function, abele.compile(cache=False)):
+        torch.manual_seed(0)
+        task = Task(torch.optim.Adam)
+        step = wrap(lambda *pair, task=task: task.update(task.loss(*pair)))
+        results.append([step(*batch(i, count)) for i, count in enumerate(rows)])
+    torch.testing.assert_close(*results)
+    assert len(step.programs) == programs
