@@ -1,5 +1,6 @@
 """Headers that the compiler has read: the same code sooner, and nothing that can go wrong."""
 
+import sys
 import threading
 
 import pytest
@@ -77,6 +78,21 @@ def test_a_file_that_is_deleted_while_it_is_in_use_is_read_again(folder, gcc):
     next(folder.glob("*.gch")).unlink()
     kernels.tool_output(command)
     assert build.loaded((folder / "f.so").read_bytes()).f
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others link torch's library")
+@pytest.mark.parametrize("there", [True, False])
+def test_code_needs_torch_but_the_linker_reads_an_empty_library(folder, there):
+    command = build.command(TEXT, str(folder / "f.cpp"), str(folder / "f.so"))
+    (library,) = folder.glob("*/libtorch_cpu.*")
+    assert library.stat().st_size < 20_000
+    if not there:  # torch's own is read then
+        library.unlink()
+    (folder / "f.cpp").write_text(TEXT)
+    kernels.tool_output(command)
+    code = (folder / "f.so").read_bytes()
+    assert library.name.encode() in code
+    assert build.loaded(code).f
 
 
 def test_those_of_other_versions_are_deleted_when_new_ones_are_made(folder, gcc):
