@@ -107,6 +107,8 @@ class Gradients:
         absent: tensors whose ``grad`` has to be None before the call.
         pinned: tensors whose gradient the call finds in memory of state, and that gradient.
         dropped: how many gradients an update has used up, which are not written to memory.
+        flags: tensors whose ``requires_grad`` the call sets, and to what.
+        looked: tensors on whose ``requires_grad`` before the call it depends.
     """
 
     kept: Mapping[torch.Tensor, int]
@@ -114,6 +116,8 @@ class Gradients:
     absent: Sequence[torch.Tensor]
     pinned: Sequence[tuple[torch.Tensor, torch.Tensor]]
     dropped: int
+    flags: Mapping[torch.Tensor, bool]
+    looked: Sequence[torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -266,7 +270,7 @@ class _Capture:
         self._names, self._replicas = Names(self.reached), Replicas(self.reached)
         self._stored = list[Stored]()
         self._grads, code = GradJournal(), code_of(self.function)
-        self.adopted = Adopted(self._describe, self.whole, code, self._grads.note)
+        self.adopted = Adopted(self._describe, self.whole, code, self._grads.note_flag)
         self._backward = False
         self._repeated: Sequence[str] = ()
         self._caches_casts = torch.is_autocast_cache_enabled()  # a trace of torch's turns it off
@@ -360,15 +364,11 @@ class _Capture:
     def _check(self, journal: Sequence[Grad], program: Program) -> None:
         """Refuse what a program cannot repeat."""
         self.steps.refuse_scheduled(self._stored)
-        changed = [each.tensor for each in journal if each.after is not each.before]
+        changed = [e.tensor for e in journal if e.after is not e.before or e.flag is not None]
         if any(_torch.memory_of(each) in self.entries for each in changed):
-            raise _NoInputError("A tensor that calls replace gets a gradient.")
+            raise _NoInputError("A tensor that calls replace gets a gradient, or is frozen.")
         if any(id(each.holder) in self.holders for each in self._stored):
             raise _NoInputError("A list or dictionary that calls replace is changed.")
-        if any(each.freezes for each in journal):
-            raise CaptureError(
-                "The function leaves requires_grad of a tensor changed. Do that outside."
-            )
         if self._repeated and program.uses_random:
             raise CaptureError(
                 "The function draws random numbers inside torch.utils.checkpoint, which have to be "
@@ -564,6 +564,10 @@ class _Capture:
             )
         return leaf
 
+    def _is_found(self, tensor: torch.Tensor) -> bool:
+        """Return whether a real tensor is another one at each call."""
+        return self._grads.has_given(tensor) or _torch.memory_of(tensor) in self.entries
+
     def _is_of_call(self, value: Any) -> bool:
         """Return whether a value is a tensor that is another one at each call."""
         is_dense = isinstance(value, torch.Tensor) and other_kind(value) is None
@@ -723,14 +727,19 @@ class _Capture:
         dropped = [each.tensor for each in made if id(each.tensor) not in staying]
         emptied = [each.tensor for each in journal if each.is_emptied]
         used = self._backward or self._grads.read
-        state = {_torch.memory_of(tensor) for tensor, _ in self._slots().values()}
+        slots = self._slots()
+        state = {_torch.memory_of(tensor) for tensor, _ in slots.values()}
         found = [(each.tensor, each.before) for each in journal if each.before is not None]
+        others = {id(t) for (role, _), (t, _) in slots.items() if role is Role.OPTIMIZER_STATE}
+        own = [e for e in journal if id(e.tensor) not in others and not self._is_found(e.tensor)]
         return Gradients(
             kept=dict(zip(kept, indices, strict=True)),
             emptied=[*dropped, *emptied],
             absent=[e.tensor for e in journal if used and e.is_absent],
             pinned=[pair for pair in found if _torch.memory_of(pair[1]) in state],
             dropped=len(dropped),
+            flags={e.tensor: e.flag for e in own if e.flag is not None},
+            looked=[each.tensor for each in own if each.looked],
         )
 
 

@@ -79,11 +79,9 @@ class CompiledCall:
         self.parts = len(arguments.present)
         self._tensors = [*captured.tensors.values(), *captured.aliases]
         self._memory = self._memory_now()
-        states = Role.OPTIMIZER_STATE
-        others = [t for (role, _), t in captured.tensors.items() if role is not states]
-        self._others = [*others, *captured.aliases]
-        self._trained = list(map(_requires_grad, self._others))
         gradients = captured.gradients
+        self._looked = [*gradients.looked, *captured.aliases]
+        self._trained = list(map(_requires_grad, self._looked))
         self._absent, self._given = gradients.absent, captured.given
         self._pinned = [(tensor, _place(grad)) for tensor, grad in gradients.pinned]
         self._returns_leaf = self._is_leaf_alone()
@@ -234,7 +232,7 @@ class CompiledCall:
     def _state_is_same(self) -> bool:
         if self._memory_now() != self._memory:
             return False
-        if list(map(_requires_grad, self._others)) != self._trained:
+        if list(map(_requires_grad, self._looked)) != self._trained:
             return False
         # Generators take longer than what an empty list needs.
         if self._absent and any(tensor.grad is not None for tensor in self._absent):
@@ -302,6 +300,8 @@ class CompiledCall:
             tensor.grad = None
         for tensor, index in gradients.kept.items():
             tensor.grad = outputs[index]
+        for tensor, flag in gradients.flags.items():
+            tensor.requires_grad_(flag)
         for item in captured.items:
             item.value = item.read(self._leaf(item.leaf, outputs))
         leaves = [self._leaf(each, outputs) for each in captured.leaves]

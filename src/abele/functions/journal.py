@@ -23,10 +23,8 @@ from abele.warn import called_by_user, user_line
 _Tensor: Any = torch.Tensor  # its attributes have no types
 _READS = {_Tensor.item, _Tensor.__float__, _Tensor.__int__, _Tensor.__bool__, _Tensor.__index__}
 _WHOLE = {_Tensor.item, _Tensor.tolist, _Tensor.numpy}
-_OF_GRADIENT = (
-    *(_Tensor.grad.__set__, _Tensor.grad.__delete__),
-    *(_Tensor.requires_grad.__set__, _Tensor.requires_grad_),
-)
+_OF_GRADIENT = (_Tensor.grad.__set__, _Tensor.grad.__delete__)
+_FREEZES = (_Tensor.requires_grad.__set__, _Tensor.requires_grad_)
 # Conversions that autocast does not make, by which code may cast a weight.
 _EXPLICIT = {_Tensor.to, _Tensor.type, _Tensor.type_as, _Tensor.bfloat16, _Tensor.half}
 _OF_LAYOUT = {_Tensor.is_contiguous, _Tensor.stride, _Tensor.storage_offset}
@@ -41,7 +39,9 @@ class Grad:
     before: torch.Tensor | None
     requires: bool
     after: torch.Tensor | None = None
-    freezes: bool = False
+    flag: bool | None = None  # to which the call sets requires_grad; None if it does not
+    looked: bool = False  # the call depends on requires_grad as it finds it
+    made: bool = False  # the call has made a gradient, and removed it
     emptied: bool = False  # before a gradient was made
     removed: bool = False  # likewise, by setting it to None
     missed: bool = False  # the call has looked for a gradient before that, and found none
@@ -50,7 +50,8 @@ class Grad:
     def is_absent(self) -> bool:
         """True if the call finds no gradient, and would add to one or use it."""
         stays = self.emptied and not self.removed and self.after is None
-        unset = self.missed or stays or (self.requires and not self.emptied)
+        adds = (self.made or self.after is not None) and not self.emptied
+        unset = self.missed or stays or adds
         return self.before is None and unset
 
     @property
@@ -77,6 +78,14 @@ class GradJournal:
             self._first[id(tensor)] = Grad(tensor, tensor.grad, tensor.requires_grad)
             self._given.add(id(tensor.grad))
 
+    def note_flag(self, tensor: torch.Tensor, *, sets: bool = False) -> None:
+        """Note that the function depends on ``requires_grad`` of a tensor, or sets it."""
+        self.note(tensor)
+        if tensor.is_leaf:
+            first = self._first[id(tensor)]
+            first.looked |= not sets and first.flag is None
+            first.flag = first.requires if sets else first.flag
+
     def has_given(self, gradient: torch.Tensor) -> bool:
         """Return whether a tensor is a gradient that a call finds."""
         return id(gradient) in self._given
@@ -91,9 +100,11 @@ class GradJournal:
         with _torch.without_torch_function_modes():  # which would note that it is read
             for tensor in tensors:
                 self.note(tensor)
-                if not isinstance(tensor.grad, _torch.FakeTensor) and tensor.is_leaf:
-                    self._first[id(tensor)].emptied = True
-                    self._first[id(tensor)].removed |= removed
+                if tensor.is_leaf:
+                    first = self._first[id(tensor)]
+                    first.made |= isinstance(tensor.grad, _torch.FakeTensor)
+                    first.emptied |= not first.made
+                    first.removed |= removed and not first.made
 
     def note_read(self, tensor: torch.Tensor) -> None:
         """Note that the function looks at a gradient."""
@@ -111,8 +122,8 @@ class GradJournal:
         """Give tensors the gradients that they had; return what the call did to them."""
         for each in self._first.values():
             each.after = each.tensor.grad
-            each.freezes = each.tensor.requires_grad != each.requires
-            if each.freezes:
+            if each.flag is not None:
+                each.flag = each.tensor.requires_grad
                 each.tensor.requires_grad_(each.requires)
             each.tensor.grad = each.before
         return list(self._first.values())
@@ -158,6 +169,8 @@ class RealTensors(TorchFunctionMode):
                 return self._assign(*args)
             if func == _Tensor.grad.__get__:
                 self._grads.note_read(first)
+            elif func in _FREEZES or func == _Tensor.requires_grad.__get__:
+                self._grads.note_flag(first, sets=func in _FREEZES)
             elif func in _OF_GRADIENT:
                 self._grads.read = True
                 self._grads.note(first)

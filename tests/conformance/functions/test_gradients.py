@@ -5,6 +5,7 @@ import gc
 import threading
 import weakref
 
+import pytest
 import torch
 from torch import nn
 
@@ -285,5 +286,81 @@ def test_gradients_are_views_of_one_buffer(wrap):
         loss = add(*batch(i))
         task.optimizer.step()
         return loss, flat.clone()
+
+    return call, lambda: task
+
+
+# -- requires_grad, set by the step ---------------------------------------------------------
+
+
+def gan(wrap, order, *, at_once):
+    """A case of two networks that train in turn, the second one frozen where the first does."""
+    nets = nn.Linear(5, 5), nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    optimizers = [torch.optim.Adam(each.parameters(), lr=0.01) for each in nets]
+
+    def train(index, x):
+        optimizers[index].zero_grad()
+        for param in nets[1].parameters():
+            param.requires_grad = index == 1
+        fake = nets[0](x)
+        loss = nets[1](x).mean() - nets[1](fake.detach()).mean() if index else nets[1](fake).mean()
+        loss.backward()
+        optimizers[index].step()
+        return loss
+
+    generator, discriminator = wrap(lambda x: train(0, x)), wrap(lambda x: train(1, x))
+    every = wrap(lambda x: [train(each, x) for each in order])
+
+    def call(i):
+        x, _ = batch(i)
+        return every(x) if at_once else [(generator, discriminator)[each](x) for each in order]
+
+    grads = lambda: [param.grad for each in nets for param in each.parameters()]  # noqa: E731
+    return call, lambda: (nets, optimizers, grads())
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (1, 1, 0)])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_network_is_frozen_while_another_one_trains(order, at_once):
+    test = compiles(programs=1 if at_once else 2, calls=8, keep_gradients=True)
+    test(lambda wrap: gan(wrap, order, at_once=at_once))()
+
+
+@compiles(programs=2, calls=8)
+def test_parameters_are_thawed_that_only_a_penalty_uses(wrap):
+    task, other, unused = Task(), nn.Linear(2, 2), nn.Linear(2, 2)
+
+    @wrap
+    def step(x, y):
+        unused.requires_grad_(True)
+        params = [each for each in other.parameters() if each.requires_grad]
+        penalty = sum((each.square().sum() for each in params), torch.zeros(()))
+        return task.update(task.loss(x, y) + penalty)
+
+    def call(i):
+        unused.requires_grad_(i < 4)
+        other.requires_grad_(i > 2).zero_grad()
+        return step(*batch(i)), unused.weight.requires_grad
+
+    return call, lambda: task
+
+
+@compiles(programs=2, calls=8)
+def test_a_call_finds_gradients_and_empties_them_twice(wrap):
+    task = Task()
+
+    @wrap
+    def step(x, y):
+        loss = task.loss(x, y)
+        loss.backward()
+        task.optimizer.step()
+        task.optimizer.zero_grad()
+        task.model.zero_grad()
+        return loss
+
+    def call(i):
+        if i % 4 == 3:
+            task.loss(*batch(i + 9)).backward()
+        return step(*batch(i))
 
     return call, lambda: task
