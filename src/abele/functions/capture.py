@@ -39,7 +39,7 @@ from abele.functions.optimizers import Numbers, TracedSteps
 from abele.functions.parallel import Replicas
 from abele.functions.randomness import without_output, without_random_numbers
 from abele.functions.state import KINDS, Changed, Entry, Names, Reached, Stored, may_be_input
-from abele.functions.varying import Item, Place, Slots, Unread, Varying, entry_of
+from abele.functions.varying import Followed, Item, Place, Slots, Unread, entry_of
 from abele.ops.host_call import HostCalls
 from abele.ops.recurrent import StepsNeeded
 from abele.ops.value_check import checked
@@ -139,8 +139,7 @@ class CapturedCall:
             ``torch.autocast`` keeps beyond the call.
         stored: tensors that the call keeps in Python objects.
         read: values of state that Python has read.
-        varying: numbers of Python that are slots, by the names of these.
-        free: these and other values of Python, on whose types alone the program depends.
+        followed: numbers of Python that are slots, or on which the program does not depend.
         items: what stands for numbers of tensors.
         calls: what the program calls to exchange tensors with other processes.
         scalers: objects of ``torch.amp.GradScaler`` that the function reaches.
@@ -159,8 +158,7 @@ class CapturedCall:
     given: Sequence[Callable[[], Any]]
     stored: Sequence[Stored]
     read: Sequence[Reading]
-    varying: Mapping[str, Varying]
-    free: Sequence[Unread]
+    followed: Followed
     items: Sequence[Item]
     calls: HostCalls
     scalers: Sequence[Any]
@@ -267,6 +265,7 @@ class _Capture:
 
     def __post_init__(self):
         self.numbers.items.clear()
+        self.numbers.conditions.clear()
         self._names, self._replicas = Names(self.reached), Replicas(self.reached)
         self._stored = list[Stored]()
         self._grads, code = GradJournal(), code_of(self.function)
@@ -321,7 +320,7 @@ class _Capture:
         finally:
             journal = self._grads.restored()
         self._check(journal, program)
-        effects, numbers, slots = self._effects(journal, leaves), self.numbers, self._slots()
+        effects, slots = self._effects(journal, leaves), self._slots()
         written = {(slot.role, slot.name) for slot in program.inputs if slot.mutated}
         trains = any(role in (Role.PARAMETER, Role.OPTIMIZER_STATE) for role, _ in written)
         self.arguments.check_memory(self.adopted.tensors, written)
@@ -338,9 +337,8 @@ class _Capture:
             given=self._given(journal),
             stored=self._stored,
             read=self.adopted.read,
-            varying=numbers.used([item.name for item in self.adopted.named]),
-            free=[*numbers.stand_ins.values()],
-            items=[*numbers.items],
+            followed=self.numbers.followed([item.name for item in self.adopted.named]),
+            items=[*self.numbers.items],
             calls=self._replicas.calls,
             scalers=self.reached.scalers,
         )

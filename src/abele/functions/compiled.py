@@ -23,7 +23,7 @@ from abele.functions.capture import CapturedCall, Given, GivenBatch, Output, Vie
 from abele.functions.guards import Guards
 from abele.functions.host import Host, Shared
 from abele.functions.state import Entry, form_of
-from abele.functions.varying import Followed, Unread, entry_of
+from abele.functions.varying import Unread, entry_of
 from abele.program import Role
 from abele.runtime.session import Session
 from abele.step.config import MatmulPrecision, StepConfig
@@ -102,7 +102,6 @@ class CompiledCall:
         self._calling = captured.calls.in_use if captured.calls.functions else nullcontext[None]
         self._storages = {_memory(tensor) for tensor in self._tensors} - {0}
         slots = [slot for slot in captured.program.inputs if slot.role is Role.INPUT]
-        self._followed = Followed(captured.varying, captured.free)
         self._written_inputs = [index for index, slot in enumerate(slots) if slot.mutated]
         self._drop_gradients((*arguments.tensors, *given))
         self.session, self.record = self._session(cache, start, announce)
@@ -134,7 +133,7 @@ class CompiledCall:
         for (role, name), value in captured.state.items():
             by_role[role][name] = value
         hyper = {n: v for each in captured.numbers for n, v in each.slots.items()}
-        hyper |= self._followed.values
+        hyper |= captured.followed.values
         session = Session(
             executable,
             config,
@@ -180,7 +179,7 @@ class CompiledCall:
         inputs = [*inputs, *found] if found else inputs
         if (self._written or self._written_inputs) and self._overlap(inputs):
             return None
-        followed = self._followed.follow(self._arguments.present, self.session.set_hyper)
+        followed = self.captured.followed.follow(self._arguments.present, self.session.set_hyper)
         return inputs if followed else None
 
     def _found(self) -> list[torch.Tensor] | None:
@@ -358,12 +357,12 @@ class CompiledCall:
     def changed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[Any, Any]:
         """Return numbers that differ in another call, and those that this program has as slots.
 
-        By index of the argument or place; empty if something else differs, too.
+        By index of the argument or place; the slots alone if something else differs, too.
         """
         found: dict[Any, Any] = {**self._arguments.changed(args, kwargs)}
-        if self.refuses(args, kwargs):
-            return {}
-        return found | {each: each.get() for each in (*self.guards.changed(), *self.guards.free)}
+        known = found or self._arguments.accepts(args, kwargs) is not None
+        places = [*self.guards.free, *(self.guards.changed() if known else ())]
+        return found | {each: each.get() for each in places}
 
     def close(self) -> None:
         """Stop compiling, and release the program."""

@@ -104,6 +104,10 @@ def _line_in(function: Callable[..., Any], error: BaseException) -> tuple[int | 
     return line, changes
 
 
+class _SplitError(Exception):
+    """A prologue has been split off a function."""
+
+
 _OWN = frozenset({"function", "programs", "eager"})
 
 
@@ -316,17 +320,15 @@ class Function:
             compiled = self._compiled(args, kwargs)
         except TargetError:  # one that was asked for
             raise
+        except _SplitError:
+            return self._called_anew(args, kwargs)
         except NotYetError as error:
             return self._called_plainly(error, args, kwargs)
         except AbeleError as error:
-            if self._splits(args, kwargs):
-                return self._called_anew(args, kwargs)
             self._give_up(error)
             return self._body(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - the call itself may raise the same
             return self._called_plainly(error, args, kwargs)
-        if compiled is None:
-            return self._called_anew(args, kwargs)
         inputs = compiled.accepts(args, kwargs)
         if inputs is None:
             reason = compiled.difference(args, kwargs)
@@ -385,13 +387,17 @@ class Function:
         self._expands = any(a is not b for a, b in zip(found, before, strict=False))
         self._batches = [] if self._expands else found  # which lets no other one have their id
 
-    def _splits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Split a prologue off, once; return whether there is one."""
-        if not self._may_split:
-            return False
-        self._may_split = False
-        self._prologue = split(self.function, args, kwargs, self._frames)
-        return self._prologue is not None
+    def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Split a prologue off, once.
+
+        Raises:
+            _SplitError: there is one, so that the call begins anew.
+        """
+        if self._may_split:
+            self._may_split = False
+            self._prologue = split(self.function, args, kwargs, self._frames)
+            if self._prologue is not None:
+                raise _SplitError
 
     def _called_anew(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function in two parts, of which the second one has had no call yet."""
@@ -401,7 +407,7 @@ class Function:
         self.programs.clear()
         self._calls, self._frames = 0, Frames(code_of(self._body))
         self._defers = False
-        for known in (self._lines, self._changed, self._read):
+        for known in (self._lines, self._changed, self._read, self._counters):
             known.clear()
         return self._other(self._prologue(args, kwargs), {})
 
@@ -432,10 +438,11 @@ class Function:
             for key, names in program.changed_numbers().items():
                 self._promoted[key] = self._promoted.get(key, frozenset()) | names
 
-    def _compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledCall | None:
+    def _compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledCall:
         """Capture and compile a call, for any value of the numbers that differ from other calls.
 
-        None if a prologue has been split off instead.
+        Raises:
+            _SplitError: a prologue has been split off instead.
         """
         for program in self.programs[:1]:
             differ = program.changed(args, kwargs)
@@ -443,21 +450,22 @@ class Function:
                 numbers = self._numbers(free)
                 with contextlib.suppress(Exception):  # then something reads their values
                     return self._divided(args, kwargs, numbers)
-                if self._splits(args, kwargs):
-                    return None
+                self._split(args, kwargs)
                 if not numbers.read:
                     break
-                self._read |= numbers.read
-            if differ and self._splits(args, kwargs):
-                return None
+                self._read |= numbers.read if numbers.decides else set()
+            if differ:
+                self._split(args, kwargs)
         known = dict(self._lines), {*self._changed}
         try:
             return self._divided(args, kwargs, self._numbers({}))
         except NotYetError:
             raise
         except CaptureError:
-            compiled = None if self._defers else self._deferred(args, kwargs, *known)
+            tried = self._defers and not self._may_split
+            compiled = None if tried else self._deferred(args, kwargs, *known)
             if compiled is None:
+                self._split(args, kwargs)
                 raise
             return compiled
 
@@ -467,7 +475,7 @@ class Function:
         for place in self._counters if self._defers else ():
             with contextlib.suppress(LookupError):  # it is set at some calls only
                 places |= {place: place.get()} if type(place.get()) in NUMBERS else {}
-        return Slots({**places, **free}, defers=self._defers)
+        return Slots({**places, **free}, defers=self._defers, decides=not self._may_split)
 
     def _deferred(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], lines: Any, changed: Any
@@ -480,8 +488,12 @@ class Function:
         while count < len(self._counters):
             count = len(self._counters)
             self._lines, self._changed = dict(lines), {*changed}
+            numbers = self._numbers({})
             with contextlib.suppress(Exception):
-                return self._divided(args, kwargs, self._numbers({}))
+                return self._divided(args, kwargs, numbers)
+            if numbers.read and not numbers.decides:
+                self._split(args, kwargs)
+                count = -1
         self._defers = False
         self._counters.clear()
         return None

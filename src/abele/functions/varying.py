@@ -176,13 +176,14 @@ class Varying(Unread):
         what: index of an argument, or a place.
         number: its value in the captured call.
         slots: gets the slot.
+        key: is the same for numbers that have the same value at each call.
     """
 
     late = False  # whether its value follows from a tensor that the program computes
 
-    def __init__(self, what: int | Place, number: Any, slots: Slots):
+    def __init__(self, what: int | Place, number: Any, slots: Slots, key: Any = None):
         super().__init__(what, cast("Any", type(number)))
-        self.number, self._slots = number, slots
+        self.number, self._slots, self.key = number, slots, what if key is None else key
 
     def slot(self) -> torch.Tensor:
         """Return the 0-d float64 tensor that becomes the slot."""
@@ -231,24 +232,35 @@ class Varying(Unread):
         if isinstance(other, torch.Tensor) and mirrored != "":
             return getattr(torch.Tensor, mirrored)(other, self) if mirrored else self.refuse()
         is_number = issubclass(self.kind, Number)  # and no list or array that was read
-        if not (is_number and (type(other) in NUMBERS or _is_varying(other))):
+        if not (is_number and _are_numbers([other])):
             return self.refuse()
         operands = (other, self) if mirrored == "" else (self, other)
         return Derived(self._slots, getattr(operator, name), *operands)
 
-    def __neg__(self) -> Any:
-        return Derived(self._slots, operator.neg, self)
+    def computed(self, function: Callable[..., Any], *others: Any) -> Derived:
+        """Return what a function gives for the number and others."""
+        return Derived(self._slots, function, self, *others)
 
-    def __round__(self, *digits: Any) -> Any:
-        return Derived(self._slots, round, self, *digits)
+    def decides(self, name: str, *others: Any) -> bool:
+        """Return whether a comparison is true; the program is for calls in which it is so, too."""
+        if not (self._slots.decides and _are_numbers(others)):
+            return self.refuse()
+        made = self.computed(getattr(operator, name, bool), *others)
+        if made.late:
+            return made.refuse()
+        return self._slots.conditions.setdefault(made.key, (made, bool(made.number)))[1]
 
 
 # The method of a tensor for the other order of operands.
 _MIRRORED = {"add": "__radd__", "sub": "__rsub__", "mul": "__rmul__", "truediv": "__rdiv__"}
-for _name in (*_MIRRORED, "pow"):
+for _name in (*_MIRRORED, "pow", "mod", "floordiv"):
     _combined: Any = functools.partial(functools.partialmethod, Varying.combined, f"__{_name}__")
     setattr(Varying, f"__{_name}__", _combined(mirrored=_MIRRORED.get(_name)))
     setattr(Varying, f"__r{_name}__", _combined(mirrored=""))
+for _name in ("bool", "lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(Varying, f"__{_name}__", functools.partialmethod(Varying.decides, _name))
+for _name, _of in (("neg", operator.neg), ("abs", abs), ("round", round)):
+    setattr(Varying, f"__{_name}__", functools.partialmethod(Varying.computed, _of))
 
 
 class Derived(Varying):
@@ -261,11 +273,10 @@ class Derived(Varying):
         numbers = [each.number if _is_varying(each) else each for each in operands]
         try:
             number = function(*numbers)
-        except (ArithmeticError, ValueError):
-            if not self.late:
-                raise
+        except (ArithmeticError, ValueError):  # which the user's code may catch
             number = self.refuse()
-        super().__init__(self._origins[0].what, number, slots)
+        keys = (e.key if _is_varying(e) else f"{type(e)} {e!r}" for e in operands)
+        super().__init__(self._origins[0].what, number, slots, (function, *keys))
 
     def now(self, leaves: Sequence[Any]) -> Any:
         """Return the value at a call with the given leaves of arguments."""
@@ -286,8 +297,8 @@ class Derived(Varying):
         return function(*operands)
 
     def refuse(self) -> Any:
-        """Raise the error of the number that it is computed of."""
-        self._origins[0].refuse()
+        """Raise the error of a number that it is computed of."""
+        max(self._origins, key=lambda each: each.late).refuse()
 
 
 class Item(Varying):
@@ -310,7 +321,7 @@ class Item(Varying):
         example = True if tensor.dtype == torch.bool else example
         if read.__name__ != "item":
             example = [] if read.__name__ == "tolist" else np.empty(0)
-        super().__init__(-1, example, slots)
+        super().__init__(-1, example, slots, object())
         self.tensor, self.read = tensor, read
         self.leaf: Any = None
         self.value: Any = None
@@ -364,24 +375,33 @@ def _is_varying(value: Any) -> bool:
     return issubclass(type(value), Varying)
 
 
+def _are_numbers(values: Iterable[Any]) -> bool:
+    return all(type(each) in NUMBERS or _is_varying(each) for each in values)
+
+
 class Slots:
     """The numbers that the capture of a call is not to depend on.
 
     Args:
         values: those of the call, by index of the argument or place.
         defers: numbers of tensors get stand-ins, too.
+        decides: Python may decide by the numbers; the program then is for calls that do so alike.
 
     Attributes:
         stand_ins: what stands for each.
         items: what stands for numbers of tensors.
+        conditions: numbers by which Python has decided, and whether they were true, by key.
         tensors: by ``id``, the 0-d tensors that become slots, with the names of these.
     """
 
-    def __init__(self, values: Mapping[int | Place, Any], *, defers: bool = False):
-        self.defers, self.items = defers, list[Item]()
+    def __init__(
+        self, values: Mapping[int | Place, Any], *, defers: bool = False, decides: bool = False
+    ):
+        self.defers, self.decides, self.items = defers, decides, list[Item]()
+        self.conditions: dict[Any, tuple[Varying, bool]] = {}
         self.stand_ins: dict[int | Place, Unread] = {}
         self.tensors: dict[int, tuple[str, torch.Tensor]] = {}
-        self._made: list[tuple[Varying, str, torch.Tensor]] = []
+        self._made: dict[Any, tuple[Varying, str, torch.Tensor]] = {}
         for what, value in values.items():
             kind = cast("Any", type(value))
             if value is None or kind is bool:
@@ -391,15 +411,13 @@ class Slots:
 
     def tensor_of(self, number: Varying) -> torch.Tensor:
         """Return the tensor that becomes the slot of a number."""
-        for each, _, tensor in self._made:
-            if each is number:
-                return tensor
-        with _torch.outside_the_trace():
-            tensor = torch.tensor(float(number.number), dtype=torch.float64)
-        made = f"number{len(self._made)}", tensor
-        self.tensors[id(tensor)] = made
-        self._made.append((number, *made))
-        return tensor
+        if number.key not in self._made:
+            with _torch.outside_the_trace():
+                tensor = torch.tensor(float(number.number), dtype=torch.float64)
+            made = f"number{len(self._made)}", tensor
+            self.tensors[id(tensor)] = made
+            self._made[number.key] = number, *made
+        return self._made[number.key][2]
 
     @contextlib.contextmanager
     def in_place(self, spaces: Iterable[dict[str, Any]] = ()) -> Generator[None]:
@@ -433,7 +451,7 @@ class Slots:
                 raise each.error
 
     def _compute(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        varies = not kwargs and any(map(_is_varying, args))
+        varies = not kwargs and any(map(_is_varying, args)) and _are_numbers(args)
         return Derived(self, function, *args) if varies else function(*args, **kwargs)
 
     @property
@@ -441,9 +459,10 @@ class Slots:
         """The numbers whose values were computed with."""
         return {what for what, each in self.stand_ins.items() if each.error is not None}
 
-    def used(self, names: Collection[str]) -> dict[str, Varying]:
-        """Return the numbers with slots in a program that has slots of the given names."""
-        return {name: each for each, name, _ in self._made if name in names}
+    def followed(self, names: Collection[str]) -> Followed:
+        """Return the numbers for a program that has slots of the given names."""
+        used = {name: each for each, name, _ in self._made.values() if name in names}
+        return Followed(used, self.stand_ins.values(), self.conditions.values())
 
 
 class Followed:
@@ -452,22 +471,31 @@ class Followed:
     Args:
         numbers: those with slots, by the names of these.
         free: all that the program does not depend on, except on their types.
+        conditions: numbers by which Python decides, and whether they are true.
     """
 
-    def __init__(self, numbers: Mapping[str, Varying], free: Iterable[Unread]):
+    def __init__(
+        self,
+        numbers: Mapping[str, Varying],
+        free: Iterable[Unread],
+        conditions: Iterable[tuple[Varying, bool]] = (),
+    ):
         self._numbers = [(name, each.kind, each.now) for name, each in numbers.items()]
         self._kinds = [(each.kind, each.now) for each in free]
+        self._conditions = conditions
         self.values = {name: float(each.number) for name, each in numbers.items()}
 
     def follow(self, leaves: Sequence[Any], write: Callable[[str, float], None]) -> bool:
         """Write the numbers of a call to slots; return whether they have the types for it."""
-        if any(type(now(leaves)) is not kind for kind, now in self._kinds):
-            return False
-        for name, kind, now in self._numbers:
-            try:
-                value = now(leaves)
-            except (ArithmeticError, ValueError):  # the call itself will say so
+        try:
+            if any(type(now(leaves)) is not kind for kind, now in self._kinds):
                 return False
+            if any(bool(e.now(leaves)) is not truth for e, truth in self._conditions):
+                return False
+            values = [now(leaves) for _, _, now in self._numbers]
+        except (ArithmeticError, LookupError, TypeError, ValueError):  # the call will say so
+            return False
+        for (name, kind, _), value in zip(self._numbers, values, strict=True):
             if type(value) is not kind or not _fits(kind, value):
                 return False
             before = self.values[name]

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
-from helpers.compiled_functions import Task, batch, compiles, stays_eager
+from helpers.compiled_functions import Task, batch, compiles, same_as_plain, stays_eager
 
 BETA = 0.0
 
@@ -224,3 +224,73 @@ def test_a_number_whose_type_alone_is_asked_for(wrap):
         return task.update(task.loss(x, y) * (2 if isinstance(value, int) else 3))
 
     return lambda i: step(*batch(i), i if i < 4 else i + 0.5), lambda: task
+
+
+# -- counters that decide which of several programs runs -------------------------------
+
+COUNT = 0
+
+
+def average(task):
+    with torch.no_grad():
+        for mean, param in zip(task.ema.parameters(), task.model.parameters(), strict=True):
+            mean.mul_(0.9).add_(param, alpha=0.1)
+
+
+def copied(task):
+    task.ema.load_state_dict(task.model.state_dict())
+
+
+EVERY = {
+    "scheduler": (lambda task, n: task.scheduler.step() if n % 3 == 0 else None, 2),
+    "average": (lambda task, n: average(task) if not n % 3 else None, 2),
+    "copy": (lambda task, n: copied(task) if n in (4, 7) or n // 2 == 5 else None, 4),
+    "warmup": (lambda task, n: task.scheduler.step() if -n < abs(n) - 8 < 4 else None, 3),
+}
+
+
+@pytest.mark.parametrize("where", ["attribute", "global", "argument", "object"])
+@pytest.mark.parametrize("name", EVERY)
+def test_a_counter_decides_what_some_calls_do(name, where):
+    decide, programs = EVERY[name]
+
+    def build(wrap):
+        global COUNT
+        COUNT = 0
+        task, count = Task(torch.optim.Adam), SimpleNamespace(now=0)
+        task.count, task.ema = 0, nn.Linear(5, 3)
+        task.scheduler = torch.optim.lr_scheduler.ExponentialLR(task.optimizer, 0.9)
+
+        def counted(it):
+            global COUNT
+            if where == "global":
+                COUNT += 1
+            if where == "object":
+                count.now += 1
+            return {"global": COUNT, "object": count.now, "argument": it}[where]
+
+        @wrap
+        def step(x, y, it):
+            loss = task.update(task.loss(x, y))
+            task.count += where == "attribute"
+            decide(task, task.count if where == "attribute" else counted(it))
+            return loss
+
+        it = (lambda i: i + 1) if where == "argument" else (lambda i: 0)
+        return lambda i: step(*batch(i), it(i)), lambda: (task, count, COUNT)
+
+    (made,) = same_as_plain(build, calls=12)
+    assert made.eager is None
+    assert len(made.programs) - programs in (0, 1)  # the first one may have it as a constant
+
+
+def test_an_error_of_a_number_that_code_catches():
+    def inverse(number):
+        try:
+            return 1 / number
+        except ZeroDivisionError:
+            return 5.0
+
+    values = [2.0, 3.0, 0.0, 4.0]
+    case = compiles(programs=3, calls=4)
+    case(lambda wrap: of_a_number(wrap, lambda t, n: t * inverse(n), values=values))()

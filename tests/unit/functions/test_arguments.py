@@ -10,7 +10,7 @@ import torch
 
 from abele.errors import CaptureError
 from abele.functions.arguments import Arguments
-from abele.functions.varying import Derived, Followed, Place, Slots, Unread, Varying
+from abele.functions.varying import Derived, Place, Slots, Unread, Varying
 from abele.program import Role
 
 Pair = namedtuple("Pair", "x y")
@@ -167,7 +167,7 @@ def test_a_number_has_the_bits_that_it_has_without_a_slot():
     assert type(1 - found) is Derived
     assert torch.equal(x.clone().mul_(found), x * 0.1)
     assert {tensor.dtype for _, tensor in slots.tensors.values()} == {torch.float64}
-    assert [*slots.used(["number0", "number1"])] == ["number0", "number1"]
+    assert [*slots.followed(["number0", "number1"]).values] == ["number0", "number1"]
 
 
 def test_python_computes_numbers_of_other_numbers():
@@ -190,7 +190,7 @@ def test_python_computes_numbers_of_other_numbers():
 def test_slots_follow_numbers_of_the_same_type():
     slots, found = varying(4)
     torch.ones(2) * (1 / found) * found
-    followed, written = Followed(slots.used(["number0", "number1"]), slots.stand_ins.values()), {}
+    followed, written = slots.followed(["number0", "number1"]), {}
     assert followed.values == {"number0": 0.25, "number1": 4.0}
     assert followed.follow([8], written.__setitem__)
     assert written == {"number0": 0.125, "number1": 8.0}
