@@ -3,13 +3,14 @@
     step(batch), with batch.x and batch.y   ->   two inputs of a program
 
 Such an object is another one at each call. It is taken apart like a dictionary, if nothing but
-tensors and plain values can be reached from it; the traced call gets a copy.
+tensors and plain values can be reached from it; the traced call gets a copy. So are objects that a
+call returns.
 """
 
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -17,26 +18,31 @@ import torch
 
 from abele import _torch
 from abele.capture import reachable
-from abele.functions.arrays import GivenArray
 from abele.functions.frames import PLAIN
+from abele.functions.varying import Unread
 
 _Structure = tuple[Any, tuple[Any, ...]]
 _DEPTH = 4
-_HELD = (torch.Tensor, np.ndarray, GivenArray)
+_HELD = (torch.Tensor, np.ndarray)
 _MAKERS = (object.__new__, types.SimpleNamespace.__new__)  # that need no arguments
 
 
-def flatten(value: Any) -> tuple[list[Any], _Structure, list[Any]]:
-    """Return the leaves of nested containers and batches, their structure, and the batches."""
+def flatten(
+    value: Any, is_whole: Callable[[Any], bool] = callable
+) -> tuple[list[Any], _Structure, list[Any]]:
+    """Return the leaves of nested containers and batches, their structure, and the batches.
+
+    Objects that are ``is_whole`` are leaves.
+    """
     outer, structure = _torch.flatten(value)
     leaves, kinds, found = list[Any](), list[Any](), list[Any]()
     for leaf in outer:
         fields = _fields(leaf)
-        if fields is None:
+        if fields is None or is_whole(leaf):
             leaves.append(leaf)
             kinds.append(None)
             continue
-        parts, inner, inside = flatten([*fields.values()])
+        parts, inner, inside = flatten([*fields.values()], is_whole)
         leaves += parts
         kinds.append((type(leaf), (*fields,), inner, len(parts)))
         found += [leaf, *inside]
@@ -45,6 +51,8 @@ def flatten(value: Any) -> tuple[list[Any], _Structure, list[Any]]:
 
 def unflatten(leaves: Sequence[Any], structure: _Structure) -> tuple[Any, list[Any]]:
     """Return the nested value of a structure with given leaves, and the new batches in it."""
+    if not any(structure[1]):
+        return _torch.unflatten(leaves, structure[0]), []
     outer, made = list[Any](), list[Any]()
     place = 0
     for kind in structure[1]:
@@ -74,7 +82,11 @@ def _fields(value: Any, depth: int = _DEPTH) -> dict[str, Any] | None:
     fields = {label[1:]: part for label, part in reachable.attributes(value)}
     parts, _ = _torch.flatten([*fields.values()])
     for part in parts:
-        known = isinstance(part, (*PLAIN, _torch.FakeTensor)) or type(part) in _HELD
+        known = isinstance(part, PLAIN) or _is_held(part)
         if not known and _fields(part, depth - 1) is None:
             return None
-    return fields if any(not isinstance(part, PLAIN) for part in parts) else None
+    return fields if any(_is_held(p) or not isinstance(p, PLAIN) for p in parts) else None
+
+
+def _is_held(value: Any) -> bool:
+    return type(value) in _HELD or issubclass(type(value), Unread | _torch.FakeTensor)

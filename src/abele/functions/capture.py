@@ -30,7 +30,7 @@ from abele.capture.replacements import recurrent_layers
 from abele.capture.replacements.portable import portable_functions
 from abele.containers import is_list
 from abele.errors import CaptureError, DataDependentError
-from abele.functions import arrays
+from abele.functions import arrays, batches
 from abele.functions.arguments import Arguments, containers_of, order
 from abele.functions.frames import PLAIN
 from abele.functions.host import Host, Shared
@@ -437,7 +437,10 @@ class _Capture:
         kept = [each.value for each in self._stored]
         schedules = [each[1:] for each in self.steps.schedules]
         result = self._shared(result, inside=True)
-        flat, structure = _torch.flatten((result, events, kept, schedules, self._checks))
+        made = result, events, kept, schedules, self._checks
+        flat, structure, objects = batches.flatten(made, self._is_outside)
+        if len({*map(id, objects)}) < len(objects):
+            raise CaptureError("The function returns or keeps an object with tensors twice.")
         self._find_shared([*flat, *(item.tensor for item in self.numbers.items)], inputs)
         outputs: list[torch.Tensor] = []
         leaves: list[Any] = []
@@ -566,10 +569,16 @@ class _Capture:
         """Return whether a real tensor is another one at each call."""
         return self._grads.has_given(tensor) or _torch.memory_of(tensor) in self.entries
 
+    def _is_outside(self, value: Any) -> bool:
+        """Return whether an object, or a list or dictionary in it, exists outside of the call."""
+        inside = containers_of([*reachable.attributes_of(value).values()])
+        known = {*self.arguments.places, *map(id, self.arguments.copies)}
+        return any(self.reached.has(each) or id(each) in known for each in (value, *inside))
+
     def _is_of_call(self, value: Any) -> bool:
-        """Return whether a value is a tensor that is another one at each call."""
+        """Return whether a value is a tensor or number that is another one at each call."""
         is_dense = isinstance(value, torch.Tensor) and other_kind(value) is None
-        traced = isinstance(value, _torch.FakeTensor)
+        traced = issubclass(type(value), _torch.FakeTensor | Unread)
         return traced or (is_dense and _torch.memory_of(value) in self.entries)
 
     def _called(self, inputs: list[torch.Tensor]) -> Any:

@@ -17,6 +17,7 @@ from abele.compilation.compiling import return_memory
 from abele.compilation.executable import Announce, ExecutableSource
 from abele.compilation.start import Start
 from abele.errors import CaptureError, ValueCheckError
+from abele.functions import batches
 from abele.functions.arguments import Arguments, layout
 from abele.functions.arrays import as_tensor
 from abele.functions.capture import CapturedCall, Given, GivenBatch, Output, View
@@ -150,7 +151,7 @@ class CompiledCall:
         leaves = self.captured.leaves
         if len(leaves) != 1 or self._host is not None:
             return False
-        result, *others = _torch.unflatten(leaves, self.captured.structure)
+        (result, *others), _ = batches.unflatten(leaves, self.captured.structure)
         return result is leaves[0] and not any(others)
 
     def _loss(self) -> int | None:
@@ -306,7 +307,8 @@ class CompiledCall:
         leaves = [self._leaf(each, outputs) for each in captured.leaves]
         if self._returns_leaf:
             return leaves[0]
-        result, events, stored, schedules, _ = _torch.unflatten(leaves, captured.structure)
+        made, _ = batches.unflatten(leaves, captured.structure)
+        result, events, stored, schedules, _ = made
         for each, value in zip(captured.stored, stored, strict=True):
             each.store(value)
         if self._host is None and not schedules:

@@ -432,7 +432,9 @@ def same(before: Any, after: Any) -> bool:
     """Return whether a value is the same, or an equal plain one."""
     if before is after:
         return True
-    if not isinstance(before, PLAIN) or type(before) is not type(after):
+    if type(before) is not type(after) or not isinstance(before, PLAIN):
+        return False
+    if issubclass(type(before), Unread):
         return False
     has_zeros = isinstance(before, float) or type(before) in (np.float32, np.float16)
     return repr(before) == repr(after) if has_zeros else bool(before == after)

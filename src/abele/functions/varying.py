@@ -120,6 +120,10 @@ class ReadError(CaptureError):
 class Opaque:
     """A base of stand-ins, whose values no code gets."""
 
+    def __deepcopy__(self, memo: Any) -> Any:
+        """Return the stand-in itself, as for numbers."""
+        return self
+
     def refuse(self) -> Any:
         """Raise an error: the value was asked for."""
         raise NotImplementedError

@@ -143,3 +143,57 @@ def test_a_result_is_put_into_the_batch(wrap):
         return step(data), data
 
     return call, lambda: task
+
+
+@dataclasses.dataclass
+class Metrics:
+    loss: float | torch.Tensor
+    correct: float | torch.Tensor = 0.0
+    more: dict = dataclasses.field(default_factory=dict)
+
+    def add(self, loss, correct):
+        self.loss += loss
+        self.correct += correct
+
+
+class Store(dict):
+    pass
+
+
+KEPT: list = []
+TOTAL = Metrics(0.0)
+METRICS = {
+    "numbers": lambda loss, right: Metrics(loss.item(), right.sum().item(), {"n": [len(right)]}),
+    "tensors": lambda loss, right: Metrics(loss.detach(), right, {"all": [right.float()]}),
+    "nested": lambda loss, right: [SimpleNamespace(a=Metrics(loss.item()), b=right.tolist())],
+    "dictionary": lambda loss, right: (
+        TOTAL.add(loss.item(), right.sum().item()),
+        dataclasses.asdict(TOTAL),
+    ),
+    "one object twice": lambda loss, right: [made := Metrics(loss.detach()), made],
+    "a list of outside": lambda loss, right: Metrics(loss.detach(), more=KEPT),
+    "a dictionary of its own class": lambda loss, right: Store(loss=loss.item()),
+}
+NOT_NEW = {
+    "one object twice": "an object with tensors twice",
+    "a list of outside": "returns or keeps a Metrics",
+    "a dictionary of its own class": "reads the value of a tensor",
+}
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_a_helper_returns_its_metrics_as_an_object(name):
+    def build(wrap):
+        task, TOTAL.loss, TOTAL.correct = Task(), 0.0, 0.0
+
+        def helper(x, y):
+            out = task.model(x)
+            return METRICS[name](task.update(F.cross_entropy(out, y)), out.argmax(1) == y)
+
+        @wrap
+        def step(x, y):
+            return helper(x, y)
+
+        return lambda i: step(*batch(i)), lambda: (task, TOTAL)
+
+    (stays_eager(match=NOT_NEW[name]) if name in NOT_NEW else compiles(programs=1))(build)()
