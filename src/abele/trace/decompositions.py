@@ -138,6 +138,8 @@ def _cross_entropy_of_logits(
     reduction: int = 1,
 ) -> torch.Tensor:
     """Keep the kernel of the logits' cross entropy: exp and log would differ in the last bits."""
+    if any(each.dtype != x.dtype for each in (target, weight, pos_weight) if each is not None):
+        return NotImplemented
     log_sigmoid = torch.nn.functional.logsigmoid(x)
     if pos_weight is not None:
         log_sigmoid = ((pos_weight - 1) * target + 1) * log_sigmoid

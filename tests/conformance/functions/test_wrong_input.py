@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import abele
 from helpers.compiled_functions import Task, batch
@@ -45,6 +46,37 @@ def test_errors_are_those_of_plain_pytorch_and_programs_stay(step, change, error
     before = step.programs[0].calls
     assert torch.isfinite(step(x, y))
     assert (step.programs[0].calls, step.eager) == (before + 1, None)
+
+
+WIDE = torch.ones(3, dtype=torch.float64)
+MIXED = {
+    "cross entropy": lambda x, y: F.cross_entropy(x, y, weight=WIDE),
+    "label smoothing": lambda x, y: F.cross_entropy(x, y, weight=WIDE, label_smoothing=0.1),
+    "of integers": lambda x, y: F.cross_entropy(x, y, weight=WIDE.long()),
+    "likelihood": lambda x, y: F.nll_loss(x.log_softmax(1), y, weight=WIDE),
+    "of logits": lambda x, y: F.binary_cross_entropy_with_logits(x, F.one_hot(y, 3)),
+    "layer norm": lambda x, y: F.layer_norm(x, (3,), WIDE).sum(),
+    "group norm": lambda x, y: F.group_norm(x, 1, WIDE, WIDE).sum(),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("target", ["reference", pytest.param("cpu", marks=pytest.mark.compiler)])
+def test_types_that_do_not_fit_are_the_error_of_plain_pytorch(monkeypatch, name, target):
+    monkeypatch.setenv("ABELE_TARGET", target)
+    task = Task()
+
+    @abele.compile(cache=False, start="wait")
+    def train(x, y, wrong):
+        out = task.model(x)
+        return task.update(MIXED[name](out, y) if wrong else F.cross_entropy(out, y))
+
+    train(*batch(0), False)
+    for each in (train.function, train, train):
+        with pytest.raises(RuntimeError, match=r"scalar type|result type") as error:
+            each(*batch(1), True)
+        assert type(error.value) is RuntimeError
+    assert torch.isfinite(train(*batch(2), False))
 
 
 def test_a_call_that_is_no_program_leaves_those_of_others(monkeypatch):

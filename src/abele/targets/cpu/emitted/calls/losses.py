@@ -99,12 +99,12 @@ def nll_loss_backward(translator: Any, node: torch.fx.Node) -> Any:
 
 
 def _labelled(translator: Any, x: Any, nodes: tuple[Any, ...]) -> list[Place] | None:
-    place, target = translator.places[x], translator.places[nodes[1]]
-    if not is_checked(nodes[1], translator.graph):
+    places = [translator.places[each] for each in (x, *nodes) if each is not None]
+    kinds = [place.dtype for place in places]
+    known = kinds.pop(2) is torch.int64 and {*kinds} == {torch.float32}  # the labels, and the rest
+    if not known or len(places[0].shape) < 2 or not is_checked(nodes[1], translator.graph):
         return None
-    if place.dtype is not torch.float32 or len(place.shape) < 2 or target.dtype is not torch.int64:
-        return None
-    return [translator.contiguous(translator.places[each]) for each in nodes if each is not None]
+    return [*map(translator.contiguous, places[1:])]
 
 
 # -- losses that compare two tensors element by element

@@ -55,8 +55,8 @@ def _all_channels(x: Place, part: str) -> str:
     return f"abele::share<{most}>({x.shape[1]}, threads, {body})"
 
 
-def _usable(x: Place) -> bool:
-    return x.dtype is torch.float32 and x.size > 0
+def _are_floats(x: Place, *weights: Place | None) -> bool:
+    return x.size > 0 and all(e is None or e.dtype is torch.float32 for e in (x, *weights))
 
 
 def _sizes(x: Place) -> str:
@@ -64,7 +64,7 @@ def _sizes(x: Place) -> str:
     return f"{samples}, {channels}, {x.size // (samples * channels)}"
 
 
-BATCH_NORMS = BatchNorms(_usable, _statistics, _sums).handlers
+BATCH_NORMS = BatchNorms(_are_floats, _statistics, _sums).handlers
 
 
 aten = torch.ops.aten
@@ -85,7 +85,7 @@ def layer_norm(translator: Any, node: torch.fx.Node) -> Any:
     x = translator.contiguous(x)
     size = math.prod(shape)
     rows = x.size // max(size, 1)
-    if x.dtype is not torch.float32 or not x.size or (weight is None) != (bias is None):
+    if not _are_floats(x, weight, bias) or (weight is None) != (bias is None):
         return None
     x = in_16_bits(translator, x)
     results = [_fresh(translator, each) for each in node.meta["val"]]
@@ -101,7 +101,7 @@ def layer_norm(translator: Any, node: torch.fx.Node) -> Any:
 def layer_norm_backward(translator: Any, node: torch.fx.Node) -> Any:
     """Translate ``aten.native_layer_norm_backward`` to kernel calls."""
     grad, x, shape, mean, rstd, weight, _, mask = (_place(translator, a) for a in arguments(node))
-    if x.dtype is not torch.float32 or not x.size or (weight is None and any(mask[1:])):
+    if not _are_floats(x, weight) or (weight is None and any(mask[1:])):
         return None
     size = math.prod(shape)
     rows = x.size // size
@@ -130,7 +130,7 @@ def group_norm(translator: Any, node: torch.fx.Node) -> Any:
     x, weight, bias, samples, channels, pixels, groups, eps = (
         _place(translator, each) for each in arguments(node)
     )
-    if x.dtype is not torch.float32 or not x.size or weight is None or bias is None:
+    if not _are_floats(x, weight, bias) or weight is None or bias is None:
         return None
     x = in_16_bits(translator, x)
     reads = [_dense(translator, each) for each in (x, weight, bias)]
@@ -147,7 +147,7 @@ def group_norm_backward(translator: Any, node: torch.fx.Node) -> Any:
     grad, x, mean, rstd, weight, samples, channels, pixels, groups, _ = (
         _place(translator, each) for each in arguments(node)
     )
-    if x.dtype is not torch.float32 or not x.size or weight is None:
+    if not _are_floats(x, weight) or weight is None:
         return None
     grad_x = translator.new(x.shape, x.dtype)
     sums = translator.new((samples, channels, 2), x.dtype)
