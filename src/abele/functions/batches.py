@@ -23,7 +23,7 @@ from abele.functions.varying import Unread
 
 _Structure = tuple[Any, tuple[Any, ...]]
 _DEPTH = 4
-_HELD = (torch.Tensor, np.ndarray)
+_HELD, _KNOWN = (torch.Tensor, np.ndarray), (*PLAIN, _torch.FakeTensor, Unread)
 _MAKERS = (object.__new__, types.SimpleNamespace.__new__)  # that need no arguments
 
 
@@ -82,11 +82,7 @@ def _fields(value: Any, depth: int = _DEPTH) -> dict[str, Any] | None:
     fields = {label[1:]: part for label, part in reachable.attributes(value)}
     parts, _ = _torch.flatten([*fields.values()])
     for part in parts:
-        known = isinstance(part, PLAIN) or _is_held(part)
+        known = issubclass(type(part), _KNOWN) or type(part) in _HELD
         if not known and _fields(part, depth - 1) is None:
             return None
-    return fields if any(_is_held(p) or not isinstance(p, PLAIN) for p in parts) else None
-
-
-def _is_held(value: Any) -> bool:
-    return type(value) in _HELD or issubclass(type(value), Unread | _torch.FakeTensor)
+    return fields if any(not issubclass(type(part), PLAIN) for part in parts) else None

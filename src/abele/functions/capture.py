@@ -34,7 +34,7 @@ from abele.functions import arrays, batches
 from abele.functions.arguments import Arguments, containers_of, order
 from abele.functions.frames import PLAIN
 from abele.functions.host import Host, Shared
-from abele.functions.journal import Grad, GradJournal, RealTensors
+from abele.functions.journal import Grad, Gradients, GradJournal, RealTensors
 from abele.functions.optimizers import Numbers, TracedSteps
 from abele.functions.parallel import Replicas
 from abele.functions.randomness import without_output, without_random_numbers
@@ -95,29 +95,6 @@ class View:
         """Return the leaf in the memory of a tensor that stands for the source in a call."""
         flat = source.detach().view(-1).view(self.dtype)
         return flat.as_strided(self.shape, self.strides, flat.storage_offset() + self.offset)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Gradients:
-    """The effects of a call on ``grad`` of the tensors that it trains.
-
-    Attributes:
-        kept: tensors whose gradient stays, and the index of the program's output that has it.
-        emptied: tensors whose ``grad`` is None after the call.
-        absent: tensors whose ``grad`` has to be None before the call.
-        pinned: tensors whose gradient the call finds in memory of state, and that gradient.
-        dropped: how many gradients an update has used up, which are not written to memory.
-        flags: tensors whose ``requires_grad`` the call sets, and to what.
-        looked: tensors on whose ``requires_grad`` before the call it depends.
-    """
-
-    kept: Mapping[torch.Tensor, int]
-    emptied: Sequence[torch.Tensor]
-    absent: Sequence[torch.Tensor]
-    pinned: Sequence[tuple[torch.Tensor, torch.Tensor]]
-    dropped: int
-    flags: Mapping[torch.Tensor, bool]
-    looked: Sequence[torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -571,7 +548,7 @@ class _Capture:
 
     def _is_outside(self, value: Any) -> bool:
         """Return whether an object, or a list or dictionary in it, exists outside of the call."""
-        inside = containers_of([*reachable.attributes_of(value).values()])
+        inside = containers_of([part for _, part in reachable.attributes(value)])
         known = {*self.arguments.places, *map(id, self.arguments.copies)}
         return any(self.reached.has(each) or id(each) in known for each in (value, *inside))
 

@@ -256,7 +256,8 @@ class CompiledCall:
 
     def difference(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """Return why this program does not serve a call, in words."""
-        if self._arguments.accepts(args, kwargs) is None:
+        inputs = self._arguments.accepts(args, kwargs)
+        if inputs is None:
             return "the arguments have other shapes, types or values"
         if self._modes != modes():
             return "grad mode, autocast or another setting of torch differs"
@@ -266,7 +267,6 @@ class CompiledCall:
             changed = [sorted(numbers.changed()[1]) for numbers in self.captured.numbers]
             names = ", ".join(name for each in changed for name in each)
             return f"the optimizer has other numbers or state: {names or 'its state'}"
-        inputs = self._arguments.accepts(args, kwargs) or []
         shares = "an argument shares its memory with another one or with state that is written"
         if self._found() is None:
             return "a tensor that calls replace has another shape, type, layout or place"
@@ -295,13 +295,7 @@ class CompiledCall:
             outputs[index] = outputs[index].contiguous()
         if self._written:
             torch.autograd.graph.increment_version(self._written)
-        gradients = captured.gradients
-        for tensor in gradients.emptied:
-            tensor.grad = None
-        for tensor, index in gradients.kept.items():
-            tensor.grad = outputs[index]
-        for tensor, flag in gradients.flags.items():
-            tensor.requires_grad_(flag)
+        captured.gradients.leave(outputs)
         for item in captured.items:
             item.value = item.read(self._leaf(item.leaf, outputs))
         leaves = [self._leaf(each, outputs) for each in captured.leaves]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -72,19 +72,20 @@ class GradJournal:
         self._first: dict[int, Grad] = {}
         self._given = set[int]()  # gradients that the call finds, by their ``id``
 
-    def note(self, tensor: torch.Tensor) -> None:
-        """Note a tensor before a traced call changes its gradient."""
-        if tensor.is_leaf and id(tensor) not in self._first:
+    def note(self, tensor: torch.Tensor) -> Grad:
+        """Note a tensor before a traced call changes its gradient; return what is known of it."""
+        if not tensor.is_leaf:
+            return Grad(tensor, None, requires=True)  # which nothing reads
+        if id(tensor) not in self._first:
             self._first[id(tensor)] = Grad(tensor, tensor.grad, tensor.requires_grad)
             self._given.add(id(tensor.grad))
+        return self._first[id(tensor)]
 
     def note_flag(self, tensor: torch.Tensor, *, sets: bool = False) -> None:
         """Note that the function depends on ``requires_grad`` of a tensor, or sets it."""
-        self.note(tensor)
-        if tensor.is_leaf:
-            first = self._first[id(tensor)]
-            first.looked |= not sets and first.flag is None
-            first.flag = first.requires if sets else first.flag
+        first = self.note(tensor)
+        first.looked |= not sets and first.flag is None
+        first.flag = first.requires if sets else first.flag
 
     def has_given(self, gradient: torch.Tensor) -> bool:
         """Return whether a tensor is a gradient that a call finds."""
@@ -99,19 +100,16 @@ class GradJournal:
         """Note that the function sets gradients to None, or to zero unless ``removed``."""
         with _torch.without_torch_function_modes():  # which would note that it is read
             for tensor in tensors:
-                self.note(tensor)
-                if tensor.is_leaf:
-                    first = self._first[id(tensor)]
-                    first.made |= isinstance(tensor.grad, _torch.FakeTensor)
-                    first.emptied |= not first.made
-                    first.removed |= removed and not first.made
+                first = self.note(tensor)
+                first.made |= isinstance(tensor.grad, _torch.FakeTensor)
+                first.emptied |= not first.made
+                first.removed |= removed and not first.made
 
     def note_read(self, tensor: torch.Tensor) -> None:
         """Note that the function looks at a gradient."""
         self.read = True
-        self.note(tensor)
-        if tensor.is_leaf and tensor.grad is None:
-            self._first[id(tensor)].missed |= not self._first[id(tensor)].emptied
+        first = self.note(tensor)
+        first.missed |= tensor.is_leaf and tensor.grad is None and not first.emptied
 
     def starts_empty(self, tensor: torch.Tensor) -> bool:
         """Return whether each call makes the gradient of a tensor anew."""
@@ -127,6 +125,38 @@ class GradJournal:
                 each.tensor.requires_grad_(each.requires)
             each.tensor.grad = each.before
         return list(self._first.values())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gradients:
+    """The effects of a call on ``grad`` of the tensors that it trains.
+
+    Attributes:
+        kept: tensors whose gradient stays, and the index of the program's output that has it.
+        emptied: tensors whose ``grad`` is None after the call.
+        absent: tensors whose ``grad`` has to be None before the call.
+        pinned: tensors whose gradient the call finds in memory of state, and that gradient.
+        dropped: how many gradients an update has used up, which are not written to memory.
+        flags: tensors whose ``requires_grad`` the call sets, and to what.
+        looked: tensors on whose ``requires_grad`` before the call it depends.
+    """
+
+    kept: Mapping[torch.Tensor, int]
+    emptied: Sequence[torch.Tensor]
+    absent: Sequence[torch.Tensor]
+    pinned: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    dropped: int
+    flags: Mapping[torch.Tensor, bool]
+    looked: Sequence[torch.Tensor]
+
+    def leave(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Set ``grad`` and ``requires_grad`` of tensors as the call leaves them."""
+        for tensor in self.emptied:
+            tensor.grad = None
+        for tensor, index in self.kept.items():
+            tensor.grad = outputs[index]
+        for tensor, flag in self.flags.items():
+            tensor.requires_grad_(flag)
 
 
 class RealTensors(TorchFunctionMode):

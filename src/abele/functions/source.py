@@ -89,10 +89,8 @@ def compiled_like(
         )
         made.__module__ = function.__module__
         result.append(made)
-    result[0].__defaults__, result[0].__kwdefaults__ = (
-        function.__defaults__,
-        function.__kwdefaults__,
-    )
+    result[0].__defaults__ = function.__defaults__
+    result[0].__kwdefaults__ = function.__kwdefaults__
     return result
 
 
@@ -175,19 +173,11 @@ def may_change_arguments(code: types.CodeType, space: Mapping[str, Any], depth: 
 
 def loaded(node: ast.AST) -> Names:
     """Return the variables that a piece of code reads."""
-    inner = {
-        name
-        for each in ast.walk(node)
-        if isinstance(each, ast.comprehension)
-        for name in stored(each.target)
-    }
-    names = {
-        each.id
-        for each in ast.walk(node)
-        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load) and each.id not in inner
-    }
-    changed = [each.target for each in ast.walk(node) if isinstance(each, ast.AugAssign)]
-    return frozenset(names | {each.id for each in changed if isinstance(each, ast.Name)})
+    parts = [*ast.walk(node)]
+    inner = Names().union(*(stored(e.target) for e in parts if isinstance(e, ast.comprehension)))
+    changed = [each.target for each in parts if isinstance(each, ast.AugAssign)]
+    also = {each.id for each in changed if isinstance(each, ast.Name)}
+    return (_named(node, ast.Load) - inner) | also
 
 
 def attributes(node: ast.AST) -> Names:
@@ -201,19 +191,17 @@ def attributes(node: ast.AST) -> Names:
 
 def stored(node: ast.AST) -> Names:
     """Return the variables that a piece of code sets."""
-    return frozenset(
-        each.id
-        for each in ast.walk(node)
-        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
-    )
+    return _named(node, ast.Store)
+
+
+def _named(node: ast.AST, context: type[ast.expr_context]) -> Names:
+    names = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
+    return Names(each.id for each in names if isinstance(each.ctx, context))
 
 
 def effects(node: ast.AST) -> Names:
     """Return the names of objects that a statement may change: ``losses`` of ``losses.append``."""
-    names = {*stored(node)}
-    for each in changed_expressions(node):
-        names |= chain(each)
-    return frozenset(names)
+    return stored(node).union(*map(chain, changed_expressions(node)))
 
 
 def changed_expressions(node: ast.AST) -> Iterator[ast.expr]:

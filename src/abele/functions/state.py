@@ -110,9 +110,7 @@ class Stored(NamedTuple):
     @property
     def is_new(self) -> bool:
         """Return whether the program does not depend on the entry before."""
-        before: Any = self.before
-        is_plain = isinstance(before, PLAIN) and not issubclass(type(before), Unread)
-        return self.key != "training" and not is_plain
+        return self.key != "training" and not issubclass(type(self.before), PLAIN)
 
     def store(self, value: Any) -> None:
         """Store the value of another call."""
@@ -432,9 +430,7 @@ def same(before: Any, after: Any) -> bool:
     """Return whether a value is the same, or an equal plain one."""
     if before is after:
         return True
-    if type(before) is not type(after) or not isinstance(before, PLAIN):
-        return False
-    if issubclass(type(before), Unread):
+    if type(before) is not type(after) or not issubclass(type(before), PLAIN):
         return False
     has_zeros = isinstance(before, float) or type(before) in (np.float32, np.float16)
     return repr(before) == repr(after) if has_zeros else bool(before == after)
