@@ -117,6 +117,7 @@ def test_a_compiler_that_fails_is_named_and_quoted(tmp_path):
 
 @pytest.mark.parametrize("kind", sources.KINDS)
 def test_kernels_of_one_kind_need_no_others(kind, tmp_path):
+    build.compile_objects(COMPILER, instruction_set(), sources.KINDS[kind])
     objects = build.linkable(COMPILER, instruction_set(), sources.KINDS[kind])
     command = [COMPILER, "-shared", *THREADS, "-Wl,-z,defs", *objects]
     subprocess.run([*command, "-o", str(tmp_path / "kind.so")], check=True)
