@@ -81,16 +81,6 @@ def why_not(optimizer: object) -> str | None:
     return next(reasons, None)
 
 
-#: Optimizer arguments that are part of the computation.
-COMPUTED_WITH = frozenset(
-    (
-        *("params", "lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize", "betas"),
-        *("eps", "alpha", "centered", "decoupled_weight_decay", "rho", "lr_decay"),
-        *("momentum_decay", "initial_accumulator_value", "lambd", "t0", "etas", "step_sizes"),
-    )
-)
-#: Optimizer arguments that choose torch's kernels; a program's kernels are the target's choice.
-NEUTRAL = frozenset(("foreach", "fused", "capturable"))
 #: Optimizer arguments that no program supports, and why.
 REFUSED_ARGUMENTS: Mapping[str, str] = {
     "amsgrad": "No rule keeps the largest second moments.",

@@ -10,11 +10,21 @@ import pytest
 import torch
 
 import poptorch
-from abele.step.optimizers import COMPUTED_WITH, KINDS, NEUTRAL, REFUSED_ARGUMENTS
+from abele.step.optimizers import KINDS, REFUSED_ARGUMENTS
 from helpers.wrapping import Calls, rows, scorer, trainer, weights
 from poptorch import optim
 from poptorch._optim.reading import host_step, to_update_rule
 
+# Optimizer arguments that are part of the computation.
+COMPUTED_WITH = frozenset(
+    (
+        *("params", "lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize", "betas"),
+        *("eps", "alpha", "centered", "decoupled_weight_decay", "rho", "lr_decay"),
+        *("momentum_decay", "initial_accumulator_value", "lambd", "t0", "etas", "step_sizes"),
+    )
+)
+# Optimizer arguments that choose torch's kernels; a program's kernels are the target's choice.
+NEUTRAL = frozenset(("foreach", "fused", "capturable"))
 ARGUMENTS = COMPUTED_WITH | NEUTRAL | set(REFUSED_ARGUMENTS)
 NAMES = ("SGD", "Adam", "AdamW", "RMSprop")
 TORCHS = tuple(kind.base.__name__ for kind in KINDS)  # more than poptorch.optim has
