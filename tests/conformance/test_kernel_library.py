@@ -194,6 +194,15 @@ def test_objects_are_compiled_one_by_one_and_used_by_the_library(two_sources):
     assert Path(path).stat().st_mtime_ns == stamp
 
 
+def test_objects_of_other_threads_are_other_files(monkeypatch):
+    """A user may install clang's OpenMP later; one program has one kind of threads."""
+    places = []
+    for has in (True, False):
+        monkeypatch.setattr(sources, "has_openmp", lambda path, has=has: has)
+        places += build.linkable(COMPILER, "here", ["updates.cpp"])
+    assert places[0] != places[1]
+
+
 def test_what_is_missing_can_be_made_by_another_process(two_sources, tmp_path):
     build.compile_objects(COMPILER, "here", ["updates.cpp"])
     objects, (library,) = build.makings(COMPILER, "here")

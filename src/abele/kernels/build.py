@@ -227,6 +227,7 @@ def _places(compiler: str, instruction_set: str) -> Places:
     parts = (
         sources.fingerprint(),
         _version(compiler),
+        *sources.fitting(compiler, ("-fopenmp",)),
         packaged.level() or instruction_set,
         platform.machine(),
         torch.__version__,

@@ -419,9 +419,12 @@ def test_a_real_compiler_is_asked_once_per_machine(monkeypatch, tmp_path):
     for _ in range(2):
         compiler_of_cpu._identity.cache_clear()
         names.append(CPU.toolchain())
-    compiler_of_cpu._identity.cache_clear()
     assert names[0] == names[1]
     assert len(asked) == 2
+    compiler_of_cpu._identity.cache_clear()
+    monkeypatch.setattr(sources, "has_openmp", lambda path: False)  # clang's is a package apart
+    assert CPU.toolchain() != names[0]
+    compiler_of_cpu._identity.cache_clear()
 
 
 # -- without a compiler --------------------------------------------------------------------------

@@ -108,7 +108,8 @@ def _identity(
     A query takes 15 ms. A compiler's binary is identified by size and time; a script or ``ccache``
     is not, so each process queries those.
     """
-    name = repr((real, size, mtime_ns, variables, instruction_set(), FLAGS, _MACROS))
+    flags = fitting(path, FLAGS)  # others once the user installs clang's OpenMP
+    name = repr((real, size, mtime_ns, variables, instruction_set(), flags, _MACROS))
     kept = cache_folder() / f"compiler_{hashlib.sha256(name.encode()).hexdigest()[:16]}.txt"
     keeps = _tells_by_its_file(real)
     if keeps:
@@ -116,7 +117,7 @@ def _identity(
             return kept.read_text(encoding="utf-8")
     try:
         version = tool_output([path, "--version"])
-        macros = tool_output([path, *fitting(path, FLAGS), *_MACROS])
+        macros = tool_output([path, *flags, *_MACROS])
     except CompilerError:
         return f"unknown: {real}"  # whoever compiles with it gets the message
     digest = hashlib.sha256("\0".join((version, macros, repr(variables))).encode()).hexdigest()[:12]
