@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import graphlib
 import heapq
 import itertools
 import mmap
@@ -30,27 +31,21 @@ def ordered(units: Sequence[Unit]) -> list[Unit]:
     A unit that updates a slot runs as soon as it can, which frees what it reads; so does a sum of
     16 bits, while they are in a cache. All other units run in program order.
     """
-    after: dict[Unit, list[Unit]] = {unit: [] for unit in units}
-    missing = {unit: len(unit.before) for unit in units}
-    for unit in units:
-        for each in unit.before:
-            after[each].append(unit)
+    sorter = graphlib.TopologicalSorter({unit: unit.before for unit in units})
+    sorter.prepare()
     number = {unit: index for index, unit in enumerate(units)}
 
     def entry(unit: Unit) -> tuple[int, int]:
         return 0 if _updates(unit) or _sums_16_bits(unit) else unit.first, number[unit]
 
-    waiting = [entry(unit) for unit in units if not missing[unit]]
-    heapq.heapify(waiting)
+    waiting: list[tuple[int, int]] = []
     result: list[Unit] = []
-    while waiting:
+    while sorter.is_active():
+        for unit in sorter.get_ready():
+            heapq.heappush(waiting, entry(unit))
         unit = units[heapq.heappop(waiting)[1]]
         result.append(unit)
-        for each in after[unit]:
-            missing[each] -= 1
-            if not missing[each]:
-                heapq.heappush(waiting, entry(each))
-    assert len(result) == len(units), "units need each other"
+        sorter.done(unit)
     return result
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import graphlib
 import math
 import os
 import sys
@@ -126,26 +127,18 @@ def scheduled(units: Sequence[Unit]) -> list[list[Unit]]:
     Args:
         units: with dependencies in ``before``.
     """
-    after: dict[Unit, list[Unit]] = {unit: [] for unit in units}
-    missing = {unit: len(unit.before) for unit in units}
-    for unit in units:
-        for each in unit.before:
-            after[each].append(unit)
+    sorter = graphlib.TopologicalSorter({unit: unit.before for unit in units})
+    sorter.prepare()
     position = {unit: index for index, unit in enumerate(units)}
-    ready = [unit for unit in units if not missing[unit]]
+    ready: list[Unit] = []
     steps: list[list[Unit]] = []
-    while ready:
-        ready.sort(key=position.__getitem__)
+    while sorter.is_active():
+        ready = sorted([*ready, *sorter.get_ready()], key=position.__getitem__)
         others = [unit for unit in ready if isinstance(unit.operations[0], Foreign)]
         step = _first(others) or ready
         steps.append(step)
+        sorter.done(*step)
         ready = [unit for unit in ready if unit not in step]
-        for unit in step:
-            for each in after[unit]:
-                missing[each] -= 1
-                if not missing[each]:
-                    ready.append(each)
-    assert sum(map(len, steps)) == len(units), "units need each other"
     return steps
 
 
