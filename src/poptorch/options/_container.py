@@ -61,15 +61,15 @@ class OptionsDict(Freezable):
     """A container of named options, readable as attributes, with type checks on assignment.
 
     Args:
-        **default_values: The values that exist from the start; a leading underscore makes a
-            private attribute, which is not part of the dictionary.
+        **default_values: More values that exist from the start, beside the table's; a leading
+            underscore makes a private attribute, which is not part of the dictionary.
     """
 
     _store = ""  # which rows of the table describe the values; none for a plain container
 
     def __init__(self, **default_values: Any) -> None:
         self.__dict__.update(_values={}, _is_frozen=False, _namespaces={})
-        for name, value in default_values.items():
+        for name, value in (_table.defaults(self._store) | default_values).items():
             store = self.__dict__ if name.startswith("_") else self._values
             store[name] = value
 

@@ -14,7 +14,7 @@ import torch
 from abele.storage.files import why_no_folder_name
 from poptorch._error import require
 from poptorch.enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
-from poptorch.options import _table, files
+from poptorch.options import files
 from poptorch.options._container import OptionsDict, say_once
 from poptorch.options.execution import _IExecutionStrategy
 from poptorch.options.namespaces import (
@@ -44,14 +44,14 @@ class Options(OptionsDict):
     _distributed_kind = _DistributedOptions  # programs started by poprun have another
 
     def __init__(self) -> None:
-        super().__init__(**_table.defaults(self._store))
+        super().__init__()
         popart = _PopartOptions()
         self._namespaces.update(
             Distributed=self._distributed_kind(),
             Jit=_JitOptions(),
-            Precision=_PrecisionOptions(popart),
+            Precision=_PrecisionOptions(_popart=popart),
             TensorLocations=_TensorLocationOptions(),
-            Training=_TrainingOptions(popart),
+            Training=_TrainingOptions(_popart=popart),
             _Popart=popart,
         )
         self._apply_environment()

@@ -102,16 +102,9 @@ def _text(value: Any) -> str:
 
 
 class _TrainingOptions(OptionsDict):
-    """The options of training: gradient accumulation and reduction.
-
-    Args:
-        popart_options: Compiler settings, which store some of these options.
-    """
+    """The options of training: gradient accumulation and reduction."""
 
     _store = "Training"
-
-    def __init__(self, popart_options: _PopartOptions) -> None:
-        super().__init__(_popart=popart_options, **_table.defaults(self._store))
 
     def gradientAccumulation(self, gradient_accumulation: int) -> Self:
         """Set the number of micro-batches per weight update; 1 for inference."""
@@ -180,16 +173,9 @@ class _TrainingOptions(OptionsDict):
 
 
 class _PrecisionOptions(OptionsDict):
-    """The options of numeric precision: rounding, partial sums and floating-point exceptions.
-
-    Args:
-        popart_options: Compiler settings, which store some of these options.
-    """
+    """The options of numeric precision: rounding, partial sums and floating-point exceptions."""
 
     _store = "Precision"
-
-    def __init__(self, popart_options: _PopartOptions) -> None:
-        super().__init__(_popart=popart_options, **_table.defaults(self._store))
 
     def halfFloatCasting(self, half_float_casting: HalfFloatCastingBehavior) -> Self:
         """Warn that mixed half and float operands always follow torch's promotion rules."""
@@ -318,7 +304,7 @@ class _DistributedOptions(OptionsDict):
     _store = "Distributed"
 
     def __init__(self) -> None:
-        super().__init__(**_table.defaults(self._store))
+        super().__init__()
         torchs = "OMPI_COMM_WORLD_SIZE" not in os.environ and {*_TORCHS} <= os.environ.keys()
         self._place_by(*(_TORCHS if torchs else ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")))
 
@@ -382,9 +368,6 @@ class _JitOptions(OptionsDict):
 
     _store = "Jit"
 
-    def __init__(self) -> None:
-        super().__init__(**_table.defaults(self._store))
-
     def traceModel(self, trace_model: bool) -> Self:
         """Log that models are always captured in the same way; deprecated, no effect.
 
@@ -412,7 +395,7 @@ class TensorLocationSettings(OptionsDict):
     _store = "TensorLocationSettings"
 
     def __init__(self) -> None:
-        super().__init__(**_table.defaults(self._store))
+        super().__init__()
 
     def minElementsForOffChip(self, min_elements: int) -> Self:
         """Set the least number of elements of tensors that may be stored off-chip."""
@@ -449,9 +432,6 @@ class _TensorLocationOptions(OptionsDict):
     """
 
     _store = "TensorLocations"
-
-    def __init__(self) -> None:
-        super().__init__(**_table.defaults(self._store))
 
     def numIOTiles(self, num_tiles: int) -> Self:
         """Reserve IPU tiles for input and output: an even number from 32 to 192."""
