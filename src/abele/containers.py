@@ -14,11 +14,13 @@ import string
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeGuard, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeGuard, TypeVar, cast
 
 import numpy
 from torch.distributions import Distribution
+
+_T = TypeVar("_T")
 
 
 def is_sequence(value: object) -> TypeGuard[list[Any] | tuple[Any, ...]]:
@@ -66,6 +68,23 @@ def items_of(dictionary: dict[Any, Any]) -> list[tuple[Any, Any]]:
 def is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
     """Return whether ``value`` is a mapping of any kind."""
     return isinstance(value, Mapping)
+
+
+def traverse(starts: Iterable[_T], following: Callable[[_T], Iterable[_T]]) -> Iterator[_T]:
+    """Yield values and all that they lead to, each once, depth first and in order.
+
+    Args:
+        starts: the first values.
+        following: returns the values to which one leads directly.
+    """
+    seen: set[_T] = set()
+    waiting = [*starts][::-1]
+    while waiting:
+        value = waiting.pop()
+        if value not in seen:
+            seen.add(value)
+            yield value
+            waiting += [*following(value)][::-1]
 
 
 _EMPTY: dict[Any, Any] = {}

@@ -186,18 +186,11 @@ class _Watch(TorchFunctionMode):
 
 def _own_gradients(values: Sequence[torch.Tensor]) -> Iterator[str]:
     """Yield names of functions with a backward in Python, which a graph cannot represent."""
-    stack = [value.grad_fn for value in values if value.grad_fn is not None]
-    seen = set(stack)
-    while stack:
-        current = stack.pop()
+    for current in losses.autograd_functions(values):
         name = type(current).__name__.removesuffix("Backward")
         # Operators that Python registers bring their backward with them, in a class of this name.
         if isinstance(current, BackwardCFunction) and not name.startswith("GeneratedBackwardFor_"):
             yield f"forward uses the autograd.Function {name}"
-        for following, _ in current.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                stack.append(following)
 
 
 class _lines_noted(_torch.Interception):  # noqa: N801 - reads as what it does

@@ -178,21 +178,13 @@ _NAME = "CheckpointFunctionBackward"
 
 def refuse_reentrant_checkpoints(heads: Sequence[torch.Tensor]) -> None:
     """Raise CaptureError for a reentrant checkpoint in the graph of some tensors."""
-    waiting = [head.grad_fn for head in heads]
-    seen = set(waiting)
-    while waiting:
-        function = waiting.pop()
-        if function is None:
-            continue
+    for function in losses.autograd_functions(heads):
         if function.name() == _NAME:
             raise CaptureError(
                 "forward uses torch.utils.checkpoint with use_reentrant=True, which "
                 "calls backward inside backward; a program has one. Pass use_reentrant=False: the "
                 "numbers are the same."
             )
-        below = {each for each, _ in function.next_functions} - seen
-        seen |= below
-        waiting.extend(below)
 
 
 # Phrases of torch's errors; see tests/unit/capture/test_saved_values.py.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import inspect
-from collections.abc import Callable, Generator, Iterable, Sequence, Set
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Set
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch.overrides import TorchFunctionMode
 
 from abele import _torch
+from abele.containers import traverse
 from abele.errors import LossError
 from abele.program import ancestors, is_getitem, is_view
 from abele.program.core import user_line
@@ -65,6 +66,12 @@ def marking(call: str) -> Generator[None]:
         yield
     finally:
         _marking.reset(token)
+
+
+def autograd_functions(values: Iterable[torch.Tensor]) -> Iterator[Any]:
+    """Yield the functions of some values' autograd graph, each once, depth first and in order."""
+    starts: list[Any] = [value.grad_fn for value in values if value.grad_fn is not None]
+    return traverse(starts, lambda node: (each for each, _ in node.next_functions if each))
 
 
 def marked(value: str) -> str:
@@ -187,27 +194,17 @@ def _is_made_of(
 
 
 def _made_of(node: torch.fx.Node) -> set[torch.fx.Node]:
-    seen: set[torch.fx.Node] = set()
-    stack = [node]
-    while stack:
-        for user in stack.pop().users:
-            if user not in seen and user.target is not aten.detach.default:
-                seen.add(user)
-                stack.append(user)
-    return seen
+    def users(each: torch.fx.Node) -> list[torch.fx.Node]:
+        return [user for user in each.users if user.target is not aten.detach.default]
+
+    return {*traverse(users(node), users)}
 
 
 def _differentiable_ancestors(node: torch.fx.Node) -> set[torch.fx.Node]:
-    seen: set[torch.fx.Node] = set()
-    stack = [node]
-    while stack:
-        current = stack.pop()
-        if current.target is aten.detach.default:
-            continue
-        new = [each for each in current.all_input_nodes if each not in seen]
-        seen.update(new)
-        stack += new
-    return seen
+    def inputs(each: torch.fx.Node) -> list[torch.fx.Node]:
+        return [] if each.target is aten.detach.default else each.all_input_nodes
+
+    return {*traverse(inputs(node), inputs)}
 
 
 def warn_of_no_gradient(name: str, loss: torch.Tensor, trained: Set[torch.fx.Node]) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from abele.containers import traverse
 from abele.ops import checkpoint
 from abele.passes._edit import editable, finished
 from abele.program import (
@@ -171,11 +172,8 @@ def _bytes(node: torch.fx.Node) -> int:
 
 def _needed(node: torch.fx.Node, again: Nodes, clones: Iterable[torch.fx.Node]) -> Nodes:
     """Return the values that have to be recomputed for ``node`` and have no clone yet."""
-    needed: Nodes = set()
-    stack = list(node.all_input_nodes)
-    while stack:
-        each = stack.pop()
-        if each in again and each not in clones and each not in needed:
-            needed.add(each)
-            stack += each.all_input_nodes
-    return needed
+
+    def missing(each: torch.fx.Node) -> list[torch.fx.Node]:
+        return [i for i in each.all_input_nodes if i in again and i not in clones]
+
+    return {*traverse(missing(node), missing)}

@@ -23,7 +23,7 @@ import torch
 from abele import libraries
 from abele._torch import OpOverload, schema_of
 from abele._torch.copies import called_targets
-from abele.containers import is_sequence
+from abele.containers import is_sequence, traverse
 from abele.errors import ProgramError
 from abele.storage.values import raw_bytes
 
@@ -327,14 +327,8 @@ def operators_called(graph: torch.fx.GraphModule) -> Iterator[OpOverload]:
 
 def ancestors(*nodes: torch.fx.Node) -> set[torch.fx.Node]:
     """Return every node from which the values of some nodes are computed."""
-    seen: set[torch.fx.Node] = set()
-    stack = [source for node in nodes for source in node.all_input_nodes]
-    while stack:
-        current = stack.pop()
-        if current not in seen:
-            seen.add(current)
-            stack += current.all_input_nodes
-    return seen
+    sources = (source for node in nodes for source in node.all_input_nodes)
+    return {*traverse(sources, lambda node: node.all_input_nodes)}
 
 
 def node_argument(node: torch.fx.Node, index: int) -> torch.fx.Node:

@@ -15,6 +15,7 @@ import torch
 
 from abele import _torch
 from abele._torch import schema_of
+from abele.containers import traverse
 from abele.errors import IndexCheckError
 from abele.program import (
     Program,
@@ -174,14 +175,11 @@ class _Slice:
 def _sources(wanted: torch.fx.Node, root: torch.fx.GraphModule) -> set[torch.fx.Node] | None:
     """Return a node with its transitive inputs; None if one may not be computed twice."""
     sources: set[torch.fx.Node] = set()
-    waiting = [wanted]
-    while waiting:
-        node = waiting.pop()
-        if node not in sources and node.op != "placeholder":
+    for node in traverse([wanted], lambda each: each.all_input_nodes):
+        if node.op != "placeholder":
             if not is_repeatable(node, root):
                 return None
             sources.add(node)
-            waiting += node.all_input_nodes
     return sources
 
 

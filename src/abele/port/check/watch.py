@@ -30,6 +30,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from abele.capture.losses import autograd_functions
 from abele.runtime.observers import CallRecord, Observer
 from abele.runtime.session import Session, of_new_sessions
 from abele.step.batching import MicroStep
@@ -215,18 +216,8 @@ def taking_part(
 
 def leaves(losses: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return the leaf tensors of the autograd graph of losses, in graph order."""
-    waiting: list[Any] = [loss.grad_fn for loss in losses]
-    seen: set[Any] = set()
-    reached: list[torch.Tensor] = []
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            reached.append(node.variable)
-        waiting += [source for source, _ in reversed(node.next_functions)]
-    return reached
+    functions = autograd_functions(reversed(losses))
+    return [each.variable for each in functions if hasattr(each, "variable")]
 
 
 class Original:

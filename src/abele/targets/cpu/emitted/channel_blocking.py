@@ -16,6 +16,7 @@ from collections.abc import Collection, Sequence
 
 import torch
 
+from abele.containers import traverse
 from abele.targets.translation import loops
 from abele.targets.translation.groups import Unit
 from abele.targets.translation.operations import ChannelCall
@@ -211,12 +212,8 @@ def _is_worth_it(images: tuple[int, ...]) -> bool:
 
 def _needed_by(unit: Unit, others: Sequence[Unit]) -> list[Unit]:
     """Return those of ``others`` that must run before ``unit``, in order."""
-    needed, waiting = set[Unit](), [unit]
     within = set(others)
-    while waiting:
-        more = (waiting.pop().before & within) - needed
-        needed |= more
-        waiting += more
+    needed = {*traverse(unit.before & within, lambda each: each.before & within)}
     return [each for each in others if each in needed]
 
 

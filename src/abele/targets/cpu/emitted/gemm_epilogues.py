@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from abele.containers import traverse
 from abele.targets.cpu.emitted.calls.products import Product
 from abele.targets.translation import loops
 from abele.targets.translation.groups import Unit
@@ -78,15 +79,8 @@ def _can_follow(loop: Unit, unit: Unit, product: Product) -> bool:
 
 def _waits_in_between(loop: Unit, unit: Unit) -> bool:
     """Return whether a loop depends on a unit that itself depends on the GEMM."""
-    waiting = [each for each in loop.before if each is not unit]
-    seen = set(waiting)
-    while waiting:
-        for each in waiting.pop().before - seen:
-            if each is unit:
-                return True
-            seen.add(each)
-            waiting.append(each)
-    return False
+    others = traverse(loop.before - {unit}, lambda each: each.before)
+    return any(unit in each.before for each in others)
 
 
 def _joined(units: Sequence[Unit], unit: Unit, product: Product, loop: Unit) -> list[Unit]:
