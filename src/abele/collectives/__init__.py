@@ -1,6 +1,5 @@
 """Multi-process training: rendezvous, agreement on settings, and all-reduce."""
 
-from abele.collectives.meeting import TIMEOUT, Place, timeout_s
 from abele.collectives.torch_group import (
     Collective,
     Counts,
@@ -12,14 +11,11 @@ from abele.collectives.torch_group import (
 )
 
 __all__ = [
-    "TIMEOUT",
     "Collective",
     "Counts",
-    "Place",
     "broadcast_bytes",
     "connect",
     "connected",
     "disconnect",
     "gather_bytes",
-    "timeout_s",
 ]

@@ -4,21 +4,8 @@ One training step is captured, and computed in both settings and in float64 from
 and random numbers. ``abele.report.comparison`` compares recorded runs.
 """
 
-from abele.differences.answer import Answer, Blamed, Result, Worst
 from abele.differences.finding import why_different
 from abele.differences.subject import Setting, Subject, of_script, setting
-from abele.report.comparison import Comparison, why_runs_differ
+from abele.report.comparison import why_runs_differ
 
-__all__ = [
-    "Answer",
-    "Blamed",
-    "Comparison",
-    "Result",
-    "Setting",
-    "Subject",
-    "Worst",
-    "of_script",
-    "setting",
-    "why_different",
-    "why_runs_differ",
-]
+__all__ = ["Setting", "Subject", "of_script", "setting", "why_different", "why_runs_differ"]
