@@ -11,20 +11,10 @@ from poptorch.options.execution import (
     SerialPhasedExecution,
     ShardedExecution,
     Stage,
-    _IExecutionStrategy,
-    _IPhasedExecution,
 )
 from poptorch.options.files import ConfigFileError
 from poptorch.options.general import Options
-from poptorch.options.namespaces import (
-    TensorLocationSettings,
-    _DistributedOptions,
-    _JitOptions,
-    _PopartOptions,
-    _PrecisionOptions,
-    _TensorLocationOptions,
-    _TrainingOptions,
-)
+from poptorch.options.namespaces import TensorLocationSettings, _DistributedOptions
 
 __all__ = [
     "ConfigFileError",
@@ -38,11 +28,4 @@ __all__ = [
     "Stage",
     "TensorLocationSettings",
     "_DistributedOptions",
-    "_IExecutionStrategy",
-    "_IPhasedExecution",
-    "_JitOptions",
-    "_PopartOptions",
-    "_PrecisionOptions",
-    "_TensorLocationOptions",
-    "_TrainingOptions",
 ]
