@@ -5,11 +5,10 @@
 """
 
 from abele.arena.measured import is_measured, with_inner
-from abele.arena.places import LEAST, Places, placed, planned
+from abele.arena.places import Places, placed, planned
 from abele.arena.running import NAME, Arena, available, made, makings, release
 
 __all__ = [
-    "LEAST",
     "NAME",
     "Arena",
     "Places",

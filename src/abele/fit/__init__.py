@@ -4,21 +4,8 @@
 ``decide`` compares the sum with a limit.
 """
 
-from abele.fit.estimate import Answer, Estimate, Interval, Moment, Part, Verdict, decide
-from abele.fit.limits import Limit, bytes_text, parse_bytes
+from abele.fit.estimate import Answer, Estimate, Interval, Verdict, decide
+from abele.fit.limits import Limit
 from abele.fit.run import Calls, estimate
 
-__all__ = [
-    "Answer",
-    "Calls",
-    "Estimate",
-    "Interval",
-    "Limit",
-    "Moment",
-    "Part",
-    "Verdict",
-    "bytes_text",
-    "decide",
-    "estimate",
-    "parse_bytes",
-]
+__all__ = ["Answer", "Calls", "Estimate", "Interval", "Limit", "Verdict", "decide", "estimate"]

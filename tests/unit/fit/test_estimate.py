@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from abele import arena, fit, get_target
+from abele.arena import places
 from abele.fit import Calls, Limit, Verdict
-from abele.fit.estimate import Work
+from abele.fit.estimate import Moment, Part, Work
 from abele.fit.run import estimate, of_calls
 from abele.program import memory
 from abele.step.config import OutputMode, StepConfig
@@ -86,7 +87,7 @@ def test_at_planned_places_memory_is_that_of_one_piece(monkeypatch):
     step = moment(estimated(programs, config), "step")
     use = arena.placed(memory.of_graph(programs[0]))
     peak = max(range(len(use.nodes)), key=use.alive().__getitem__)
-    planned = use.reserved + sum(p.size for p in use.at(peak) if p.size < arena.LEAST)
+    planned = use.reserved + sum(p.size for p in use.at(peak) if p.size < places.LEAST)
     assert sum(step.lines.values()) == max(use.alive())
     counted = sum(part.size.low for part in step.parts if not part.always)
     assert counted == pytest.approx(planned, rel=0.01)
@@ -161,8 +162,8 @@ def test_only_what_torch_computes_takes_more_than_the_plan_of_emitted_code():
 
 
 def exactly(size, name="step"):
-    part = fit.Part(role="all", size=size)
-    return fit.Moment(name=name, operation="it", parts=(part,))
+    part = Part(role="all", size=size)
+    return Moment(name=name, operation="it", parts=(part,))
 
 
 def of(*moments):
@@ -191,7 +192,7 @@ def test_of_moments_that_all_come_the_largest_counts():
     ],
 )
 def test_only_what_is_sure_to_fit_fits(size, verdict, words):
-    beside = (fit.Part(role="process", size=fit.Interval.exact(30)),)
+    beside = (Part(role="process", size=fit.Interval.exact(30)),)
     limit = Limit(name="x", size=size)
     answer = fit.decide(of(exactly(fit.Interval(70, 90, 120))), limit, beside)
     assert answer.verdict is verdict

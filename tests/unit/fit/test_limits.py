@@ -3,7 +3,8 @@
 import pytest
 
 from abele.errors import LimitError
-from abele.fit import bytes_text, limits, parse_bytes
+from abele.fit import limits
+from abele.fit.limits import bytes_text, parse_bytes
 
 
 @pytest.mark.parametrize(
