@@ -33,6 +33,7 @@ ORDERS = {
             "version",
             "arguments",
             "containers",
+            "contexts",
             "libraries",
             "tracebacks",
             "compilers",

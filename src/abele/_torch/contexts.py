@@ -17,6 +17,7 @@ from torch.utils import checkpoint
 from torch.utils._device import DeviceContext
 
 from abele._torch.versions import optional
+from abele.contexts import held
 
 # -- parameters ------------------------------------------------------------------------------------
 
@@ -86,8 +87,9 @@ _Function = Callable[..., Any]
 _instead: contextvars.ContextVar[Mapping[str, _Function]] = contextvars.ContextVar("scripted")
 
 
-@contextlib.contextmanager
-def scripted_functions_replaced(instead: Mapping[str, _Function]) -> Generator[None]:
+def scripted_functions_replaced(
+    instead: Mapping[str, _Function],
+) -> contextlib.AbstractContextManager[None]:
     """Replace some TorchScript functions in a ``with`` block.
 
     Args:
@@ -95,11 +97,7 @@ def scripted_functions_replaced(instead: Mapping[str, _Function]) -> Generator[N
     """
     if instead:
         _watch_calls()
-    token = _instead.set(instead)
-    try:
-        yield
-    finally:
-        _instead.reset(token)
+    return held(_instead, instead)
 
 
 @functools.cache
@@ -126,12 +124,8 @@ _outer: contextvars.ContextVar[bool] = contextvars.ContextVar("outer", default=T
 @contextlib.contextmanager
 def without_onednn() -> Generator[None]:
     """Keep torch from choosing oneDNN-only operators in a ``with`` block."""
-    token = _outer.set(torch._C._get_mkldnn_enabled())
-    try:
-        with _onednn(enabled=False):
-            yield
-    finally:
-        _outer.reset(token)
+    with held(_outer, torch._C._get_mkldnn_enabled()), _onednn(enabled=False):
+        yield
 
 
 def with_outer_onednn() -> contextlib.AbstractContextManager[None]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import inspect
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from abele import _torch
 from abele.containers import traverse
+from abele.contexts import held
 from abele.errors import LossError
 from abele.program import ancestors, is_getitem, is_view
 from abele.program.core import user_line
@@ -54,18 +55,13 @@ def mark_loss(tensor: torch.Tensor, name: str = MARKED) -> None:
         finder.losses.append((name, tensor))
 
 
-@contextlib.contextmanager
-def marking(call: str) -> Generator[None]:
+def marking(call: str) -> contextlib.AbstractContextManager[None]:
     """Set the call that advice suggests for marking a loss, in a ``with`` block.
 
     Args:
         call: as a program writes it, with ``{}`` for the loss.
     """
-    token = _marking.set(call)
-    try:
-        yield
-    finally:
-        _marking.reset(token)
+    return held(_marking, call)
 
 
 def autograd_functions(values: Iterable[torch.Tensor]) -> Iterator[Any]:

@@ -20,19 +20,15 @@ from torch.utils.hooks import RemovableHandle
 
 from abele import _torch
 from abele.containers import is_sequence
+from abele.contexts import held
 from abele.program.core import user_line
 
 _wanted: contextvars.ContextVar[bool] = contextvars.ContextVar("origins", default=False)
 
 
-@contextlib.contextmanager
-def wanted() -> Generator[None]:
+def wanted() -> contextlib.AbstractContextManager[None]:
     """Record origins of backward nodes in all captures of this thread, in a ``with`` block."""
-    token = _wanted.set(True)
-    try:
-        yield
-    finally:
-        _wanted.reset(token)
+    return held(_wanted, True)
 
 
 def are_wanted() -> bool:

@@ -8,22 +8,19 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
 import torch
+
+from abele.contexts import held
 
 # Compiled code calls back in its caller's thread.
 _silent: contextvars.ContextVar[bool] = contextvars.ContextVar("silent", default=False)
 
 
-@contextlib.contextmanager
-def silenced() -> Generator[None]:
+def silenced() -> contextlib.AbstractContextManager[None]:
     """Suppress side effects of operators (printing, host calls), in a context."""
-    token = _silent.set(True)
-    try:
-        yield
-    finally:
-        _silent.reset(token)
+    return held(_silent, True)
 
 
 def is_silenced() -> bool:

@@ -14,8 +14,9 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 
+from abele.contexts import held
 from abele.errors import ProgramError
 from abele.passes._edit import one_after_the_other
 from abele.passes.cleanup import common_subexpressions, dead_code, effects_in_order, identities
@@ -37,14 +38,9 @@ PIPELINE: tuple[Pass, ...] = (
 )
 
 
-@contextlib.contextmanager
-def watched(watch: Watch) -> Generator[None]:
+def watched(watch: Watch) -> contextlib.AbstractContextManager[None]:
     """Call ``watch`` with each program before and after a pass of this thread, in a context."""
-    token = _WATCHES.set((*_WATCHES.get(), watch))
-    try:
-        yield
-    finally:
-        _WATCHES.reset(token)
+    return held(_WATCHES, (*_WATCHES.get(), watch))
 
 
 def are_watched() -> bool:

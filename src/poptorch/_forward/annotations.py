@@ -7,12 +7,12 @@ of the captured program, for program listings and inspection.
 import contextlib
 import contextvars
 import json
-from collections.abc import Iterator
 from typing import Any, Self
 
 import torch
 
 from abele import _torch
+from abele.contexts import held
 from abele.ops.checkpoint import checkpoint
 from abele.trace import scopes
 from poptorch._error import error, require
@@ -305,14 +305,9 @@ def recomputes(options: Options, *, training: bool) -> bool:
     return training and mode not in _IGNORES_MARKS
 
 
-@contextlib.contextmanager
-def marking_checkpoints(on: bool) -> Iterator[None]:
+def marking_checkpoints(on: bool) -> contextlib.AbstractContextManager[None]:
     """Switch marking of recomputation checkpoints in the captured program, inside the block."""
-    token = _marking.set(on)
-    try:
-        yield
-    finally:
-        _marking.reset(token)
+    return held(_marking, on)
 
 
 # -- groups of convolutions ------------------------------------------------------------------

@@ -19,6 +19,7 @@ from typing import Any, SupportsIndex
 import torch
 
 from abele import _torch
+from abele.contexts import held
 from abele.program import Program, Role, is_getitem, writes
 from abele.program.core import node_phase, user_line
 from abele.trace import scopes
@@ -61,11 +62,8 @@ class Tracing:
         self.strategy._restart()
         self._next_name = 0
         self._scopes, self.devices = [], {}
-        token = _active.set(self)
-        try:
+        with held(_active, self):
             yield
-        finally:
-            _active.reset(token)
 
     def restart_names(self) -> None:
         """Restart the names of unnamed blocks at ``0``."""

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from abele import _torch
 from abele.capture import losses
+from abele.contexts import held
 from abele.program.core import is_library
 from abele.warn import user_line
 from poptorch._error import error
@@ -90,14 +91,9 @@ class Asked:
         _observer.reset(self._token)
 
 
-@contextlib.contextmanager
-def running_on_ipu(*, training: bool) -> Iterator[None]:
+def running_on_ipu(*, training: bool) -> contextlib.AbstractContextManager[None]:
     """Make ``isRunningOnIpu()`` return True inside the block."""
-    token = _capturing.set(training)
-    try:
-        yield
-    finally:
-        _capturing.reset(token)
+    return held(_capturing, training)
 
 
 _HOST = torch.device("cpu")
