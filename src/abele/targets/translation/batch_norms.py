@@ -48,7 +48,7 @@ class BatchNorms:
 
     def training(self, translator: Any, node: torch.fx.Node) -> Any:
         """Translate ``aten._native_batch_norm_legit_functional`` and ``.no_stats``."""
-        x, weight, bias, *given = (_place(translator, each) for each in arguments(node))
+        x, weight, bias, *given = operands_of(translator, node)
         running: list[Any] = given[:2] if len(given) == 5 else []
         train, momentum, eps = given[-3:]
         if not self._usable(x) or any(each is None for each in running):
@@ -67,16 +67,14 @@ class BatchNorms:
 
     def trained(self, translator: Any, node: torch.fx.Node) -> Any:
         """Translate ``aten._native_batch_norm_legit_no_training``."""
-        x, weight, bias, mean, var, _, eps = (_place(translator, each) for each in arguments(node))
+        x, weight, bias, mean, var, _, eps = operands_of(translator, node)
         if not self._usable(x):
             return None
         return _by_running(translator, node, x, weight, bias, mean, var, eps)
 
     def backward(self, translator: Any, node: torch.fx.Node) -> Any:
         """Translate ``aten.native_batch_norm_backward``."""
-        grad, x, weight, mean, var, *saved, train, eps, mask = (
-            _place(translator, each) for each in arguments(node)
-        )
+        grad, x, weight, mean, var, *saved, train, eps, mask = operands_of(translator, node)
         if not self._usable(x) or (not train and (mean is None or var is None)):
             return None
         grad, x = translator.contiguous(grad), translator.contiguous(x)
@@ -153,5 +151,7 @@ def _along(values: Place, x: Place) -> Place:
     return Place(values.buffer, shape, stride, values.offset)
 
 
-def _place(translator: Any, value: Any) -> Any:
-    return translator.places[value] if isinstance(value, torch.fx.Node) else value
+def operands_of(translator: Any, node: torch.fx.Node) -> list[Any]:
+    """Return the positional arguments of a node, with the buffer views of those that are nodes."""
+    places, given = translator.places, arguments(node)
+    return [places[each] if isinstance(each, torch.fx.Node) else each for each in given]

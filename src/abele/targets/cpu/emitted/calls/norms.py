@@ -10,8 +10,7 @@ import torch
 
 from abele.targets.cpu.emitted.calls import shared
 from abele.targets.cpu.emitted.calls.sixteen_bits import RoundingCall, in_16_bits
-from abele.targets.translation.batch_norms import BatchNorms
-from abele.targets.translation.movement import arguments
+from abele.targets.translation.batch_norms import BatchNorms, operands_of
 from abele.targets.translation.operations import Call, ChannelCall
 from abele.targets.translation.places import Place
 
@@ -81,7 +80,7 @@ def _passes(parts: int, x: Place) -> int:
 
 def layer_norm(translator: Any, node: torch.fx.Node) -> Any:
     """Translate ``aten.native_layer_norm`` to a kernel call."""
-    x, shape, weight, bias, eps = (_place(translator, each) for each in arguments(node))
+    x, shape, weight, bias, eps = operands_of(translator, node)
     x = translator.contiguous(x)
     size = math.prod(shape)
     rows = x.size // max(size, 1)
@@ -100,8 +99,8 @@ def layer_norm(translator: Any, node: torch.fx.Node) -> Any:
 
 def layer_norm_backward(translator: Any, node: torch.fx.Node) -> Any:
     """Translate ``aten.native_layer_norm_backward`` to kernel calls."""
-    grad, x, shape, mean, rstd, weight, _, mask = (_place(translator, a) for a in arguments(node))
-    if not _are_floats(x, weight) or (weight is None and any(mask[1:])):
+    grad, x, shape, mean, rstd, weight, _, mask = operands_of(translator, node)
+    if x.dtype is not torch.float32 or not x.size or (weight is None and any(mask[1:])):
         return None
     size = math.prod(shape)
     rows = x.size // size
@@ -127,10 +126,8 @@ def layer_norm_backward(translator: Any, node: torch.fx.Node) -> Any:
 
 def group_norm(translator: Any, node: torch.fx.Node) -> Any:
     """Translate ``aten.native_group_norm`` to a kernel call."""
-    x, weight, bias, samples, channels, pixels, groups, eps = (
-        _place(translator, each) for each in arguments(node)
-    )
-    if not _are_floats(x, weight, bias) or weight is None or bias is None:
+    x, weight, bias, samples, channels, pixels, groups, eps = operands_of(translator, node)
+    if x.dtype is not torch.float32 or not x.size or weight is None or bias is None:
         return None
     x = in_16_bits(translator, x)
     reads = [_dense(translator, each) for each in (x, weight, bias)]
@@ -144,8 +141,8 @@ def group_norm(translator: Any, node: torch.fx.Node) -> Any:
 
 def group_norm_backward(translator: Any, node: torch.fx.Node) -> Any:
     """Translate ``aten.native_group_norm_backward`` to kernel calls."""
-    grad, x, mean, rstd, weight, samples, channels, pixels, groups, _ = (
-        _place(translator, each) for each in arguments(node)
+    grad, x, mean, rstd, weight, samples, channels, pixels, groups, _ = operands_of(
+        translator, node
     )
     if not _are_floats(x, weight) or weight is None:
         return None
@@ -187,10 +184,6 @@ def _mask(node: torch.fx.Node) -> torch.fx.Node | None:
     if len(users) != 1 or users[0].target is not aten.threshold_backward.default:
         return None
     return users[0] if list(users[0].args) == [gradients[0], node.args[1], 0] else None
-
-
-def _place(translator: Any, value: Any) -> Any:
-    return translator.places[value] if isinstance(value, torch.fx.Node) else value
 
 
 def _dense(translator: Any, place: Place) -> Place:

@@ -11,7 +11,7 @@ from abele import _torch
 from abele.ops import recurrent_loop
 from abele.ops.recurrent_cells import CELLS
 from abele.targets.cpu.emitted.calls import products
-from abele.targets.translation.movement import arguments
+from abele.targets.translation.movement import arguments, turned
 from abele.targets.translation.operations import Call
 from abele.targets.translation.places import Place
 
@@ -43,7 +43,7 @@ def loop(translator: Any, node: torch.fx.Node) -> Any:
     names = [each.name for each in _torch.schema_of(operator).arguments]
     given: dict[str, Any] = dict(zip(names, arguments(node), strict=True))
     kind, weight = given["kind"], translator.places[given["weight"]]
-    given["weight"] = products.packed_factor(translator, _turned(weight) if forward else weight)
+    given["weight"] = products.packed_factor(translator, turned(weight) if forward else weight)
     made: list[torch.Tensor] = list(node.meta["val"])
     results = [translator.new(tuple(each.shape), each.dtype) for each in made]
     written = recurrent_loop.results(kind)
@@ -69,10 +69,6 @@ def _sizes(results: Sequence[torch.Tensor], *, forward: bool) -> tuple[int, int,
         return steps - 1, batch, units
     batch, units = results[-1].shape  # the gradients of inputs come first, of one state last
     return results[0].shape[0], batch, units
-
-
-def _turned(place: Place) -> Place:
-    return Place(place.buffer, place.shape[::-1], place.stride[::-1], place.offset)
 
 
 def _in_rows(translator: Any, given: torch.fx.Node | Place) -> Place:
