@@ -6,6 +6,9 @@ Front-ends translate these into the exception classes their users expect.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Generator
+
 
 class AbeleError(Exception):
     """Base class of the errors that the engine raises."""
@@ -172,3 +175,12 @@ class TorchVersionError(ImportError):
 
 class TorchVersionWarning(UserWarning):
     """The installed torch is newer than the versions this project was tested with."""
+
+
+@contextlib.contextmanager
+def raised_as(kind: type[Exception], caught: type[Exception]) -> Generator[None]:
+    """Raise exceptions of one class as another class's, with their message, in a ``with`` block."""
+    try:
+        yield
+    except caught as error:
+        raise kind(str(error)) from error

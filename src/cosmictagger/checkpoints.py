@@ -7,17 +7,16 @@ Names and the keys `global_step`, `state_dict`, `optimizer`, `scheduler` are Cos
 own files can be read too. Files are read without unpickling code.
 """
 
-import contextlib
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from abele.errors import SerializationError
+from abele.errors import SerializationError, raised_as
 from abele.storage import atomic, state_file, values
 from abele.storage.checkpoint_folder import Checkpoint, CheckpointFolder
 from abele.storage.state_file import DamagedFileError
@@ -50,7 +49,7 @@ class Checkpoints(CheckpointFolder):
 
     def latest(self) -> Path | None:
         """Return the newest checkpoint file, intact or not; None before the first checkpoint."""
-        with _translated():
+        with raised_as(CheckpointError, SerializationError):
             return super().latest()
 
     def read(self, path: Path) -> Checkpoint:
@@ -73,7 +72,7 @@ class Checkpoints(CheckpointFolder):
             plain = state_file.plain(dict(content), "checkpoint")
         except SerializationError as error:
             raise CheckpointError(f"No checkpoint can be made: {error}") from error
-        with _translated():
+        with raised_as(CheckpointError, SerializationError):
             return self.write(step, plain)
 
     def _note(self, entries: Sequence[tuple[int, Path]]) -> None:
@@ -105,7 +104,7 @@ def locate(location: str | os.PathLike[str]) -> Path:
 def load(path: Path) -> dict[str, Any]:
     """Read a checkpoint completely, on the host."""
     checkpoints = Checkpoints(path.parent)
-    with _translated():
+    with raised_as(CheckpointError, SerializationError):
         try:
             return checkpoints.read(path).content
         except DamagedFileError as error:
@@ -128,15 +127,6 @@ def _advice(checkpoints: Checkpoints, path: Path) -> str:
     if whole is None:
         return "There is no other one that is whole; start a new run with another run.id."
     return f"{whole.path} is whole; choose it with mode.weights_location={whole.path}"
-
-
-@contextlib.contextmanager
-def _translated() -> Iterator[None]:
-    """Convert a ``SerializationError`` into a ``CheckpointError``."""
-    try:
-        yield
-    except SerializationError as error:
-        raise CheckpointError(str(error)) from error
 
 
 def network_weights(content: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -21,7 +21,7 @@ import torch
 
 from abele import collectives
 from abele.collectives import Collective
-from abele.errors import CollectiveError, DisagreementError, PlaceError
+from abele.errors import CollectiveError, DisagreementError, PlaceError, raised_as
 from abele.storage import state_file
 from cosmictagger.errors import ConfigError, CosmicTaggerError, InstanceError
 
@@ -70,7 +70,7 @@ class Instances:
         """
         if self._connection is None:
             return [value]
-        with _typed():
+        with raised_as(InstanceError, CollectiveError):
             return [json.loads(each) for each in self._connection.gather(topic, json.dumps(value))]
 
     def from_first(self, topic: str, value: Any = None) -> Any:
@@ -92,7 +92,7 @@ class Instances:
         data = None
         if self.is_first:
             data = state_file.to_bytes(state_file.plain({_ALL: values}, topic))
-        with _typed():
+        with raised_as(InstanceError, CollectiveError):
             received = collectives.broadcast_bytes(self._connection, topic, data)
         return values if self.is_first else state_file.from_bytes(received)[_ALL]
 
@@ -143,14 +143,14 @@ class Instances:
         if self._connection is None:
             return list(values)
         wire = torch.tensor(values, dtype=torch.float64)
-        with _typed():
+        with raised_as(InstanceError, CollectiveError):
             self._connection.all_reduce(wire)
         return wire.tolist()
 
     def add_up(self, values: torch.Tensor) -> None:
         """Sum a contiguous tensor over all instances in place, in rank order."""
         if self._connection is not None:
-            with _typed():
+            with raised_as(InstanceError, CollectiveError):
                 self._connection.all_reduce(values)
 
     def rows(self, values: torch.Tensor) -> torch.Tensor:
@@ -203,10 +203,8 @@ def of_popdist() -> Instances:
     """Connect the processes of poprun, mpirun or torchrun by ``popdist.init()``."""
     import popdist
 
-    try:
+    with raised_as(InstanceError, popdist.Error):
         popdist.init()
-    except popdist.Error as error:
-        raise InstanceError(str(error)) from error
     return _connected()
 
 
@@ -218,12 +216,8 @@ def of_torch() -> Instances:
     """
     place = _place()
     if place is not None:
-        try:
+        with raised_as(InstanceError, CollectiveError), raised_as(ConfigError, PlaceError):
             collectives.connect(*place)
-        except PlaceError as error:
-            raise ConfigError(str(error)) from error
-        except CollectiveError as error:
-            raise InstanceError(str(error)) from error
     return _connected()
 
 
@@ -255,11 +249,3 @@ def _place() -> tuple[int, int] | None:
 
 def _connected() -> Instances:
     return Instances(collectives.connected())
-
-
-@contextlib.contextmanager
-def _typed() -> Iterator[None]:
-    try:
-        yield
-    except CollectiveError as error:
-        raise InstanceError(str(error)) from error

@@ -20,7 +20,7 @@ import torch
 
 import poptorch
 from abele.collectives import Collective, broadcast_bytes, connected, gather_bytes
-from abele.errors import CollectiveError, SerializationError
+from abele.errors import CollectiveError, SerializationError, raised_as
 from abele.runtime import host_random
 from abele.storage import state_file, temporary, values
 from abele.storage.checkpoint_folder import CheckpointFolder
@@ -187,7 +187,7 @@ class Checkpointer:
             each = [state_file.from_bytes(part) for part in parts]
             content = {"kind": KIND, "format": FORMAT, **counts, **joint, "instances": each}
             try:
-                with _storage_errors():
+                with raised_as(CheckpointError, SerializationError):
                     _checkpoints(self.folder, self.keep).write(self.steps, content)
             except CheckpointError as error:
                 problem = str(error)
@@ -270,7 +270,7 @@ def _newest(folder: Path) -> tuple[Path, bytes] | None:
     Damaged ones that are newer are renamed, with a warning; if all are, none is.
     """
     checkpoints = _checkpoints(folder)
-    with _storage_errors():
+    with raised_as(CheckpointError, SerializationError):
         if checkpoints.latest() is None:
             return None
         found, damaged = checkpoints.newest_whole(path for _, path in checkpoints.entries())
@@ -299,15 +299,6 @@ def _require(content: Any) -> None:
         raise ValueError("it is no checkpoint of popdist")
     if content.get("format") != FORMAT:
         raise ValueError(f"its format is {content.get('format')}, not {FORMAT}")
-
-
-@contextlib.contextmanager
-def _storage_errors() -> Iterator[None]:
-    """Convert serialization errors to `CheckpointError`."""
-    try:
-        yield
-    except SerializationError as error:
-        raise CheckpointError(str(error)) from error
 
 
 class Instances:
