@@ -362,13 +362,12 @@ def max_pool_backward(
     return grad_x
 
 
-def upsample(library: ctypes.CDLL, x: Tensor, threads: int | None = None) -> Tensor:
+def upsample(library: ctypes.CDLL, x: Tensor) -> Tensor:
     """Upsample images by two, bilinear, with ``align_corners=False``.
 
     Args:
         library: the kernels.
         x: float32 ``[N, C, H, W]``, channels last; so is the result.
-        threads: how many work; default: as many as it is worth.
 
     Raises:
         ValueError: ``x`` does not lie as it has to.
@@ -376,17 +375,16 @@ def upsample(library: ctypes.CDLL, x: Tensor, threads: int | None = None) -> Ten
     images, channels, height, width = x.shape
     y = torch.empty((images, channels, 2 * height, 2 * width), memory_format=CHANNELS_LAST)
     pointers = (pointer(each, CHANNELS_LAST) for each in (x, y))
-    threads = threads or threads_for(library, y.numel())
-    library.abele_upsample(Upsample(*x.shape), *pointers, threads)
+    library.abele_upsample(Upsample(*x.shape), *pointers, threads_for(library, y.numel()))
     return y
 
 
-def upsample_backward(library: ctypes.CDLL, grad: Tensor, threads: int | None = None) -> Tensor:
+def upsample_backward(library: ctypes.CDLL, grad: Tensor) -> Tensor:
     """Compute the input gradient of ``upsample``; same arguments and errors."""
     images, channels, height, width = grad.shape
     grad_x = torch.empty((images, channels, height // 2, width // 2), memory_format=CHANNELS_LAST)
     pointers = (pointer(each, CHANNELS_LAST) for each in (grad, grad_x))
-    threads = threads or threads_for(library, grad.numel())
+    threads = threads_for(library, grad.numel())
     library.abele_upsample_backward(Upsample(*grad_x.shape), *pointers, threads)
     return grad_x
 
