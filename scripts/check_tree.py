@@ -18,7 +18,7 @@ UNCLEAR = re.compile(
 # Lines of Python and C++ per folder, in hundreds. They only go down: a commit that raises one says
 # which published program, test of the original or row of a benchmark needs it.
 BUDGETS = {
-    "src": 1164,
+    "src": 1163,
     "src/abele/_torch": 24,
     "src/abele/arena": 12,
     "src/abele/capture": 35,
@@ -37,9 +37,9 @@ BUDGETS = {
     "src/abele/report": 50,
     "src/abele/runtime": 34,
     "src/abele/stage": 11,
-    "src/abele/step": 16,
+    "src/abele/step": 15,
     "src/abele/storage": 12,
-    "src/abele/targets": 137,
+    "src/abele/targets": 136,
     "src/abele/trace": 35,
     "src/cosmictagger": 103,
     "src/gcipuinfo": 1,
