@@ -21,7 +21,7 @@ import torch
 
 from abele.containers import is_list
 from abele.errors import CaptureError
-from abele.functions.frames import Frame, is_of_library
+from abele.functions.frames import Frame, is_of_library, uses
 from abele.functions.host import RETURNED, Held, Host
 from abele.functions.source import (
     Names,
@@ -194,11 +194,10 @@ class _Division:
         if isinstance(statement, ast.If) and self._depends(statement.test, held):
             self._found[id(statement)] = statement
             return True
-        whole, after = True, set(held)
+        whole, after, loops = True, set(held), isinstance(statement, ast.For | ast.While)
         for name in ("body", "orelse", "finalbody"):
-            inside = set(after) if isinstance(statement, ast.For | ast.While) else set(held)
-            whole = self._walk(getattr(statement, name, []), inside) and whole
-            if isinstance(statement, ast.For | ast.While):  # what a turn leaves, the next one finds
+            inside = set(after if loops else held)
+            for _ in range(1 + loops):  # what a turn leaves, the next one finds
                 whole = self._walk(getattr(statement, name, []), inside) and whole
             after |= inside
         if conditional and whole and len(self._found) > len(before):
@@ -263,6 +262,10 @@ class _Division:
         value = (
             self._value(receiver) if isinstance(receiver, ast.Name | ast.Attribute) else _UNKNOWN
         )
+        called = [each.func for each in ast.walk(call) if isinstance(each, ast.Call)]
+        of_data = all(isinstance(e, ast.Attribute) and e.attr in _METHODS_OF_DATA for e in called)
+        if self._defers and of_data and is_list(value):  # which gets what the program computes
+            return uses(self._function.__code__, "".join(chain(receiver))) != {"append"}
         if value is _UNKNOWN or isinstance(value, types.ModuleType):
             return value is logging or value is warnings
         return type(value).__module__.partition(".")[0] in sys.stdlib_module_names - {"__main__"}
@@ -566,7 +569,7 @@ def _looks_up(statement: ast.Return) -> bool:
 def _is_detached(node: ast.AST) -> bool:
     """Return whether a node is part of ``tensor.detach()``."""
     called = node.func if isinstance(node, ast.Call) and not node.args else node
-    return isinstance(called, ast.Attribute) and called.attr in ("detach", "clone", "cpu")
+    return isinstance(called, ast.Attribute) and called.attr in ("detach", "clone", "cpu", "item")
 
 
 def _computes_nothing(statement: ast.stmt) -> bool:

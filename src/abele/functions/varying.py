@@ -479,10 +479,7 @@ class Followed:
     """
 
     def __init__(
-        self,
-        numbers: Mapping[str, Varying],
-        free: Iterable[Unread],
-        conditions: Iterable[tuple[Varying, bool]] = (),
+        self, numbers: Mapping[str, Varying], free: Iterable[Unread], conditions: Iterable[Any]
     ):
         self._numbers = [(name, each.kind, each.now) for name, each in numbers.items()]
         self._kinds = [(each.kind, each.now) for each in free]

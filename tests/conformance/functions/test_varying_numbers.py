@@ -258,7 +258,7 @@ def test_a_counter_decides_what_some_calls_do(name, where):
         global COUNT
         COUNT = 0
         task, count = Task(torch.optim.Adam), SimpleNamespace(now=0)
-        task.count, task.ema = 0, nn.Linear(5, 3)
+        task.count, task.ema, task.losses = 0, nn.Linear(5, 3), []
         task.scheduler = torch.optim.lr_scheduler.ExponentialLR(task.optimizer, 0.9)
 
         def counted(it):
@@ -272,6 +272,7 @@ def test_a_counter_decides_what_some_calls_do(name, where):
         @wrap
         def step(x, y, it):
             loss = task.update(task.loss(x, y))
+            task.losses.append(loss.item())
             task.count += where == "attribute"
             decide(task, task.count if where == "attribute" else counted(it))
             return loss
