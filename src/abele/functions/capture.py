@@ -340,7 +340,7 @@ class _Capture:
         """Refuse what a program cannot repeat."""
         self.steps.refuse_scheduled(self._stored)
         changed = [e.tensor for e in journal if e.after is not e.before or e.flag is not None]
-        if any(_torch.memory_of(each) in self.entries for each in changed):
+        if any(map(self._is_of_call, changed)):
             raise _NoInputError("A tensor that calls replace gets a gradient, or is frozen.")
         if any(id(each.holder) in self.holders for each in self._stored):
             raise _NoInputError("A list or dictionary that calls replace is changed.")
@@ -542,10 +542,6 @@ class _Capture:
             )
         return leaf
 
-    def _is_found(self, tensor: torch.Tensor) -> bool:
-        """Return whether a real tensor is another one at each call."""
-        return self._grads.has_given(tensor) or _torch.memory_of(tensor) in self.entries
-
     def _is_outside(self, value: Any) -> bool:
         """Return whether an object, or a list or dictionary in it, exists outside of the call."""
         inside = containers_of([part for _, part in reachable.attributes(value)])
@@ -715,7 +711,8 @@ class _Capture:
         state = {_torch.memory_of(tensor) for tensor, _ in slots.values()}
         found = [(each.tensor, each.before) for each in journal if each.before is not None]
         others = {id(t) for (role, _), (t, _) in slots.items() if role is Role.OPTIMIZER_STATE}
-        own = [e for e in journal if id(e.tensor) not in others and not self._is_found(e.tensor)]
+        others |= {id(each.before) for each in journal}
+        own = [e for e in journal if id(e.tensor) not in others and not self._is_of_call(e.tensor)]
         return Gradients(
             kept=dict(zip(kept, indices, strict=True)),
             emptied=[*dropped, *emptied],

@@ -328,12 +328,12 @@ def test_a_network_is_frozen_while_another_one_trains(order, at_once):
 
 @compiles(programs=2, calls=8)
 def test_parameters_are_thawed_that_only_a_penalty_uses(wrap):
-    task, other, unused = Task(), nn.Linear(2, 2), nn.Linear(2, 2)
+    task, other, unused, sparse = Task(), nn.Linear(2, 2), nn.Linear(2, 2), torch.eye(2).to_sparse()
 
     @wrap
     def step(x, y):
         unused.requires_grad_(True)
-        params = [each for each in other.parameters() if each.requires_grad]
+        params = [each for each in (*other.parameters(), sparse) if each.requires_grad]
         penalty = sum((each.square().sum() for each in params), torch.zeros(()))
         return task.update(task.loss(x, y) + penalty)
 
