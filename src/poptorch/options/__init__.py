@@ -11,10 +11,20 @@ from poptorch.options.execution import (
     SerialPhasedExecution,
     ShardedExecution,
     Stage,
+    _IExecutionStrategy,
+    _IPhasedExecution,
 )
 from poptorch.options.files import ConfigFileError
 from poptorch.options.general import Options
-from poptorch.options.namespaces import TensorLocationSettings, _DistributedOptions
+from poptorch.options.namespaces import (
+    TensorLocationSettings,
+    _DistributedOptions,
+    _JitOptions,
+    _PopartOptions,
+    _PrecisionOptions,
+    _TensorLocationOptions,
+    _TrainingOptions,
+)
 
 __all__ = [
     "ConfigFileError",
@@ -28,4 +38,11 @@ __all__ = [
     "Stage",
     "TensorLocationSettings",
     "_DistributedOptions",
+    "_IExecutionStrategy",
+    "_IPhasedExecution",
+    "_JitOptions",
+    "_PopartOptions",
+    "_PrecisionOptions",
+    "_TensorLocationOptions",
+    "_TrainingOptions",
 ]
