@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from abele.errors import CorruptExecutable
-from abele.kernels import binding, self_test, sources
+from abele.kernels import binding, on_tensors, self_test, sources
 from abele.kernels.binding import Conv
 from helpers.kernel_library import COMPILER, NEEDS_COMPILER, compiled, error, replacement
 
@@ -199,6 +199,35 @@ def test_no_images_have_no_weight_gradient(own):
     of_x, *others = case.backward(own)
     assert of_x.numel() == 0
     assert all(torch.equal(each, torch.zeros_like(each)) for each in others)
+
+
+# Tiles in one block and in several, weights packed at once and by panels.
+@pytest.mark.parametrize(
+    "sizes", [(2, 48, 32, 5, 7, 1), (9, 64, 80, 22, 23, 0), (1, 32, 300, 8, 9, 2)]
+)
+def test_bfloat16_images_have_no_larger_errors_than_the_library(own, sizes):
+    images, inputs, out, height, width, padding = sizes
+    shapes = (images, inputs, height, width), (out, inputs, 3, 3), [1, 1], [padding, padding]
+    torch.manual_seed(3)
+    x, weight = (torch.randn(shape).bfloat16() for shape in shapes[:2])
+    rest = [1, 1], [padding] * 2, [1, 1], False, [0, 0], 1
+    plain = aten.convolution(x, weight, None, *rest)
+    grad, mask = torch.randn_like(plain), [True, True, False]
+    results = []
+    for threads in (1, 2, 3):
+        how = {"threads": threads, "layout": torch.channels_last, "dtype": torch.bfloat16}
+        given = [each.contiguous(**LAST) for each in (grad, x)]
+        y = on_tensors.conv(own, *shapes, function="winograd", **how)(given[1], weight, None)
+        back = on_tensors.conv_backward(own, *shapes, mask, function="winograd", **how)
+        results.append([y, *back(*given, weight)[:2]])
+    library = [plain, *aten.convolution_backward(grad, x, weight, None, *rest, mask)[:2]]
+    wide = [each.double() for each in (grad, x, weight)]
+    exact = aten.convolution_backward(*wide, None, *rest, mask)[:2]
+    exact = [aten.convolution(*wide[1:], None, *rest), *exact]
+    for one, others in zip(results[0], zip(*results, strict=True), strict=True):
+        assert all(torch.equal(one, other) for other in others)
+    for value, theirs, right in zip(results[0], library, exact, strict=True):
+        assert (value - right).norm() <= 1.01 * (theirs - right).norm()
 
 
 # -- which convolutions are given to the kernels ---------------------------------------------------

@@ -258,8 +258,25 @@ class Cast(nn.Module):
         return scores, F.cross_entropy(scores, labels)
 
 
-@pytest.mark.parametrize("autocast", [False, True])
-def test_bfloat16_training_is_as_close_to_float64_as_plain_pytorch(autocast, target, monkeypatch):
+class Convolved(nn.Module):
+    """Convolutions of 3x3 with biases, and enough channels and tiles for Winograd's algorithm."""
+
+    def __init__(self):
+        super().__init__()
+        self.into = nn.Conv2d(3, 32, 3, padding=1)
+        self.first, self.second = nn.Conv2d(32, 48, 3, padding=1), nn.Conv2d(48, 32, 3)
+
+    def forward(self, images, labels):
+        x = self.second(F.relu(self.first(F.relu(self.into(images)))))
+        return x, F.cross_entropy(x.mean((2, 3)), labels)
+
+
+@pytest.mark.parametrize("network", ["autocast", "patches", "convolutions"])
+def test_bfloat16_training_is_as_close_to_float64_as_plain_pytorch(network, target, monkeypatch):
+    autocast = network == "autocast"
+    if network == "convolutions" and target.name == "cpu":
+        monkeypatch.setenv("ABELE_LOWERING", "op_by_op")
+    monkeypatch.setattr(half_products, "has_bfloat16_tiles", lambda: False)
     monkeypatch.setattr(half_products, "has_bfloat16_products", lambda: True)
     monkeypatch.setattr(half_products, "_LEAST_FMAS", 1)
     g = torch.Generator().manual_seed(5)
@@ -267,7 +284,7 @@ def test_bfloat16_training_is_as_close_to_float64_as_plain_pytorch(autocast, tar
 
     def made(dtype, casts):
         torch.manual_seed(7)
-        module = Cast(casts)
+        module = Convolved() if network == "convolutions" else Cast(casts)
         return (module if autocast else module.bfloat16()).to(dtype)
 
     def eagerly(dtype, casts=False):

@@ -47,6 +47,7 @@ typedef struct AbeleConv {
   int64_t stride_height, stride_width, pad_height, pad_width;
   int64_t channels_last;  // 0 or 1
   double slope;           // of an activation of the result below zero; 1 for none
+  int64_t type;           // of images and weights; but for Winograd's algorithm, ABELE_FLOAT32
 } AbeleConv;
 
 // How many of `available` threads a convolution of images with their channels apart keeps busy, or
@@ -76,30 +77,32 @@ enum {
   ABELE_WINOGRAD_MOST_CHUNK = 256,
   ABELE_WINOGRAD_PARTS_FLOATS = 4194304,
   ABELE_WINOGRAD_MOST_PARTS = 16,
-  ABELE_WINOGRAD_LONG_ROW = 64
+  ABELE_WINOGRAD_LONG_ROW = 64,
+  ABELE_WINOGRAD_LARGE_CHUNK = 128
 };
 
 // The same two for many channels, by Winograd's F(2x2, 3x3): less than half of the products of the
 // plain sum, with errors of the same size. Infinities may become NaN, and one pixel at a border that
 // is not finite reaches all nine gradients of a weight. There is code for channels-last images,
-// kernels of 3x3, stride 1, and the same padding of 0, 1 or 2 for rows and columns.
-ABELE_API int abele_winograd_forward(const AbeleConv* conv, const float* x, const float* weight,
-                                     const float* bias, float* y, int threads);
+// kernels of 3x3, stride 1, and the same padding of 0, 1 or 2 for rows and columns. bfloat16 images and
+// weights are computed by F(4x4, 3x3) in float32, without the gradient of the bias, which is float32.
+ABELE_API int abele_winograd_forward(const AbeleConv* conv, const void* x, const void* weight,
+                                     const float* bias, void* y, int threads);
 
-ABELE_API int abele_winograd_backward(const AbeleConv* conv, const float* grad, const float* x,
-                                      const float* weight, float* grad_x, float* grad_weight,
+ABELE_API int abele_winograd_backward(const AbeleConv* conv, const void* grad, const void* x,
+                                      const void* weight, void* grad_x, void* grad_weight,
                                       float* grad_bias, int threads);
 
 // Forward in two steps, for weights that many calls read. `packed` has points * in_channels *
 // out_channels floats, out_channels rounded up to 16. Points are 16, or 36 of F(4x4, 3x3): 0.56
 // times the products, and four times the rounding error, a third to twice that of plain sums. With
-// `adds`, y is added before the activation. x and y have a type; with 16 points it is float32.
+// `adds`, y is added before the activation. Weights are float32, and so are images with 16 points.
 ABELE_API int abele_winograd_pack(const AbeleConv* conv, const float* weight, float* packed,
                                   int points, int threads);
 
 ABELE_API int abele_winograd_packed_forward(const AbeleConv* conv, const void* x,
                                             const float* packed, const float* bias, void* y,
-                                            int adds, int points, int type, int threads);
+                                            int adds, int points, int threads);
 
 // The first two for kernels of 1x1, as products of matrices. There is code for channels-last images, no
 // padding, results of two or more pixels, and a slope of 1.

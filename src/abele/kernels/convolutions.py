@@ -57,11 +57,11 @@ class Convolution:
         return self.image.dim() == 4 and self.image.dtype is torch.float32 and wide
 
     @property
-    def is_packed_bfloat16(self) -> bool:
-        """True if Winograd's kernel may read bfloat16 images: constant weights, and no AMX."""
+    def is_bfloat16(self) -> bool:
+        """True if Winograd's kernel may read bfloat16 images: the processor lacks AMX."""
         narrow = self.image.dim() == 4 and self.image.dtype is torch.bfloat16
         own = half_products.has_bfloat16_products() and not half_products.has_bfloat16_tiles()
-        return narrow and self.constant and own
+        return narrow and own
 
     @property
     def reads_channels_last(self) -> bool:
@@ -175,14 +175,20 @@ _POINTS, _LARGE_POINTS = 16, 36  # of transformed tiles of 2x2 and of 4x4 output
 # that leave all caches.
 _LARGE_EDGE, _FEWER, _FEW_TILES, _MANY_CHANNELS = 4, 0.9, 8, 1 << 17
 # Of bfloat16 images, with so many tiles and channels at least, they take 0.67 to 0.89 of oneDNN's
-# time with weights in its own order; with 16 channels or tiles 0.93 to 2.
-_LEAST_OF_BFLOAT16 = 32
+# time with weights in its own order; with 16 channels or tiles 0.93 to 2. In training they take
+# 0.4 to 0.9; 1.15 where weights are many and more outputs of tiles lie beyond the image.
+_LEAST_OF_BFLOAT16, _MOST_BEYOND = 32, 1.2
+# Input channels of a panel of weights that a thread packs, and of sums of weight gradients.
+_DEEP, _TASK_ROWS = 128, 64
 
 
 def _winograd_gains(convolution: Convolution) -> bool:
-    if convolution.is_packed_bfloat16:
-        few = min(_tiles(convolution, _LARGE_EDGE), *convolution.weight.shape[:2])
-        if few < _LEAST_OF_BFLOAT16 or winograd_points(convolution) != _LARGE_POINTS:
+    if convolution.is_bfloat16:
+        channels, tiles = convolution.weight.shape[:2], _tiles(convolution, _LARGE_EDGE)
+        beyond = tiles * _LARGE_EDGE**2 > _MOST_BEYOND * _tiles(convolution, 1)
+        reads_much = not convolution.constant and math.prod(channels) > _MANY_CHANNELS
+        few = min(tiles, *channels) < _LEAST_OF_BFLOAT16
+        if few or (reads_much and beyond) or winograd_points(convolution) != _LARGE_POINTS:
             return False
     return (
         _has_winograd_code(convolution)
@@ -210,7 +216,8 @@ def winograd_lanes(convolution: Convolution) -> int | None:
     channels = convolution.weight.shape[:2]
     if _fill(channels, _WHOLE):
         return _WHOLE
-    return _HALF if _halves_are_as_fast() and _fill(channels, _HALF) else None
+    halves = _halves_are_as_fast() and not convolution.is_bfloat16
+    return _HALF if halves and _fill(channels, _HALF) else None
 
 
 def _halves_are_as_fast() -> bool:
@@ -224,7 +231,7 @@ def _has_winograd_code(convolution: Convolution) -> bool:
     image, kernel = convolution.image.shape, convolution.weight.shape
     padding = set(convolution.padding)
     return (
-        (convolution.suits_kernels or convolution.is_packed_bfloat16)
+        (convolution.suits_kernels or convolution.is_bfloat16)
         and convolution.moves_by_one
         and kernel[2:] == (3, 3)
         and padding in ({0}, {1})
@@ -271,25 +278,39 @@ def _winograd_scratch(convolution: Convolution) -> int:
 
 def _of_pass(convolution: Convolution, outputs: int, inputs: int, lanes: int) -> int:
     """Return workspace bytes of Winograd forward or input gradient: weights, a block per thread."""
-    threads, tiles = torch.get_num_threads(), _tiles(convolution)
-    blocks = min(-(-tiles // CONSTANTS["ABELE_WINOGRAD_BLOCK"] // threads) * threads, tiles)
-    of_block = _POINTS * (-(-tiles // max(blocks, 1)) * _rows(convolution, lanes) + 2 * lanes)
-    return _FLOAT * (_POINTS * _padded(outputs, lanes) * inputs + threads * of_block)
+    threads, (points, edge) = torch.get_num_threads(), _form(convolution)
+    tiles, block = _tiles(convolution, edge), CONSTANTS["ABELE_WINOGRAD_BLOCK"] * _POINTS // points
+    blocks = min(-(-tiles // block // threads) * threads, tiles)
+    of_block = points * (-(-tiles // max(blocks, 1)) * _rows(convolution, lanes) + 2 * lanes)
+    # A single block meets each panel of weights where a thread packs it.
+    panels = threads * points * min(inputs, _DEEP) * 2 * lanes
+    weights = points * _padded(outputs, lanes) * inputs if blocks > 1 else panels
+    return _FLOAT * (weights + threads * of_block)
 
 
 def _of_weight_gradient(convolution: Convolution, lanes: int) -> int:
     """Return workspace bytes of Winograd's weight gradient: partial sums and chunks of tiles."""
     outputs, inputs = convolution.weight.shape[:2]
-    threads, tiles, rows = torch.get_num_threads(), _tiles(convolution), _rows(convolution, lanes)
-    size = _POINTS * inputs * _padded(outputs, lanes)
-    chunk = max(CONSTANTS["ABELE_WINOGRAD_CHUNK_FLOATS"], size) // (_POINTS * rows)
+    threads, (points, edge) = torch.get_num_threads(), _form(convolution)
+    tiles, rows = _tiles(convolution, edge), _rows(convolution, lanes)
+    size = points * inputs * _padded(outputs, lanes)
+    chunk = max(CONSTANTS["ABELE_WINOGRAD_CHUNK_FLOATS"], size) // (points * rows)
     least = CONSTANTS["ABELE_WINOGRAD_LEAST_CHUNK"]
     chunk = min(max(chunk, least), CONSTANTS["ABELE_WINOGRAD_MOST_CHUNK"])
     parts = max(CONSTANTS["ABELE_WINOGRAD_PARTS_FLOATS"] // size, 1)
+    if points == _LARGE_POINTS:
+        chunk, parts = CONSTANTS["ABELE_WINOGRAD_LARGE_CHUNK"], 1
     parts = min(parts, CONSTANTS["ABELE_WINOGRAD_MOST_PARTS"], -(-tiles // chunk))
     chunk = min(chunk, -(-tiles // max(parts, 1)))
     rooms = threads if parts % threads == 0 or parts >= 4 * threads else 1
-    return _FLOAT * (parts * size + rooms * _POINTS * (chunk * rows + 2 * lanes))
+    of_tasks = threads * points * min(inputs, _TASK_ROWS) * 2 * lanes
+    sums = parts * size if parts > 1 or chunk < tiles else of_tasks
+    return _FLOAT * (sums + rooms * points * (chunk * rows + 2 * lanes))
+
+
+def _form(convolution: Convolution) -> tuple[int, int]:
+    """Return points and outputs' edge of the tiles of Winograd's kernels in training."""
+    return (_LARGE_POINTS, _LARGE_EDGE) if convolution.is_bfloat16 else (_POINTS, 2)
 
 
 def _rows(convolution: Convolution, lanes: int) -> int:

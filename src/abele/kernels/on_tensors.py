@@ -35,10 +35,11 @@ def describe(
     padding: Sequence[int],
     layout: torch.memory_format = torch.contiguous_format,
     slope: float = 1.0,
+    dtype: torch.dtype = torch.float32,
 ) -> ctypes.Structure:
     """Return the C structure of a convolution of ``[N, C, H, W]`` with kernel ``[O, C, h, w]``."""
-    last = int(layout is torch.channels_last)
-    return Conv(*images, kernel[0], *kernel[2:], *stride, *padding, last, slope)
+    how = int(layout is torch.channels_last), slope, binding.TYPES[dtype]
+    return Conv(*images, kernel[0], *kernel[2:], *stride, *padding, *how)
 
 
 def result_shape(
@@ -58,6 +59,7 @@ def conv(
     *,
     layout: torch.memory_format = torch.contiguous_format,
     slope: float = 1.0,
+    dtype: torch.dtype = torch.float32,
     threads: int | None = None,
     function: str = "conv",
 ) -> Forward:
@@ -65,13 +67,13 @@ def conv(
 
     ``function`` is the middle of its name in ``abi.h``: conv, winograd or pointwise.
     """
-    described = ctypes.byref(describe(images, kernel, stride, padding, layout, slope))
+    described = ctypes.byref(describe(images, kernel, stride, padding, layout, slope, dtype))
     shape = result_shape(images, kernel, stride, padding)
     run = getattr(library, f"abele_{function}_forward")
     worth = threads_worth(library, 0, math.prod(shape) * math.prod(kernel[1:]))
 
     def conv(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        y = torch.empty(shape, memory_format=layout)
+        y = torch.empty(shape, dtype=dtype, memory_format=layout)
         inputs = x.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr()
         run(described, *inputs, y.data_ptr(), threads or worth())
         return y
@@ -93,6 +95,7 @@ def winograd(
     points: int,
     weight: Tensor,
     bias: Tensor | None,
+    dtype: torch.dtype = torch.float32,
 ) -> Callable[[Tensor, Tensor | None], Tensor]:
     """Return a function that convolves NHWC images with one weight, which is transformed here.
 
@@ -101,7 +104,7 @@ def winograd(
     are those of a transformed tile, 16 or 36.
     """
     kernel = weight.shape
-    described = ctypes.byref(describe(images, kernel, stride, padding, CHANNELS_LAST, slope))
+    described = ctypes.byref(describe(images, kernel, stride, padding, CHANNELS_LAST, slope, dtype))
     shape = result_shape(images, kernel, stride, padding)
     packed = weight.new_empty(packed_shape(kernel, points))
     worth = threads_worth(library, 0, math.prod(shape) * math.prod(kernel[1:]))
@@ -111,10 +114,10 @@ def winograd(
     def winograd(x: Tensor, added: Tensor | None) -> Tensor:
         y = added
         if y is None:
-            y = torch.empty(shape, dtype=x.dtype, memory_format=CHANNELS_LAST)
+            y = torch.empty(shape, dtype=dtype, memory_format=CHANNELS_LAST)
         of_bias = None if bias is None else bias.data_ptr()
         pointers = x.data_ptr(), packed.data_ptr(), of_bias, y.data_ptr()
-        run(described, *pointers, int(added is not None), points, binding.TYPES[x.dtype], worth())
+        run(described, *pointers, int(added is not None), points, worth())
         return y
 
     return winograd
@@ -212,6 +215,7 @@ def conv_backward(
     output_mask: Sequence[bool],
     *,
     layout: torch.memory_format = torch.contiguous_format,
+    dtype: torch.dtype = torch.float32,
     threads: int | None = None,
     function: str = "conv",
 ) -> Backward:
@@ -219,7 +223,7 @@ def conv_backward(
 
     ``function`` is as for ``conv``.
     """
-    described = ctypes.byref(describe(images, kernel, stride, padding, layout))
+    described = ctypes.byref(describe(images, kernel, stride, padding, layout, dtype=dtype))
     of_x, of_weight, of_bias = output_mask
     multiply_adds = math.prod(result_shape(images, kernel, stride, padding)) * math.prod(kernel[1:])
     run = getattr(library, f"abele_{function}_backward")
@@ -227,8 +231,8 @@ def conv_backward(
 
     def conv_backward(grad: Tensor, x: Tensor, weight: Tensor) -> list[Tensor | None]:
         results = [
-            torch.empty(images, memory_format=layout) if of_x else None,
-            torch.empty(kernel) if of_weight else None,
+            torch.empty(images, dtype=dtype, memory_format=layout) if of_x else None,
+            torch.empty(kernel, dtype=dtype) if of_weight else None,
             torch.empty(kernel[:1]) if of_bias else None,
         ]
         outputs = [None if each is None else each.data_ptr() for each in results]

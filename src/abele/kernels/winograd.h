@@ -6,7 +6,7 @@
 // has 16 products where the plain sum has 36. Gradients are the same sum read from the other side:
 //     dg = G^T [(A dy A^T) * (B^T d B)] G
 // Each transformed value is a matrix of its own: [16][tiles][channels]. A tile of 6x6 inputs gives 4x4
-// outputs and has 36 products for 144, with larger errors: only inference has these tiles.
+// outputs and has 36 products for 144, with larger errors: float32 has these tiles in inference only.
 #pragma once
 
 #include "conv.h"
@@ -17,15 +17,13 @@ namespace abele::winograd {
 // Convolutions whose channels fill registers of sixteen, and, where a processor has halves of them,
 // those whose channels fill only these.
 struct Functions {
-  void (*forward)(const Conv& conv, const float* x, const float* weight, const float* bias, float* y,
-                  int threads, Scratch& scratch);
-  void (*gradient_of_images)(const Conv& conv, const float* grad, const float* weight, float* grad_x,
+  void (*forward)(const Conv& conv, const void* x, const void* weight, const float* packed,
+                  const float* bias, void* y, bool adds, int points, int threads, Scratch& scratch);
+  void (*gradient_of_images)(const Conv& conv, const void* grad, const void* weight, void* grad_x,
                              int threads, Scratch& scratch);
-  void (*gradient_of_weight)(const Conv& conv, const float* grad, const float* x, float* result,
+  void (*gradient_of_weight)(const Conv& conv, const void* grad, const void* x, void* result,
                              int threads, Scratch& scratch);
   void (*pack)(const Conv& conv, const float* weight, float* packed, int points, int threads);
-  void (*forward_packed)(const Conv& conv, const void* x, const float* packed, const float* bias,
-                         void* y, bool adds, int points, int type, int threads, Scratch& scratch);
 };
 namespace whole_registers { extern const Functions FUNCTIONS; }
 namespace half_registers { extern const Functions FUNCTIONS; }
@@ -50,23 +48,26 @@ struct Tiles {
   Index rows, cols, shift, edge;          // a tile begins at edge * its place - shift
   Index count() const { return images * rows * cols; }
 
-  // Calls body(pixels) for tiles [first, first + count): pointers to their SIZE x SIZE pixels. Those
-  // outside of the image become `outside`.
+  // Calls body(pixel) for tiles [first, first + count): pixel(i) is a pointer to that at i of their
+  // SIZE x SIZE pixels. Those outside of the image become `outside`.
   template <int SIZE, class Float, class Body>
-  void walk(Index first, Index count, Float* data, Float* outside, Body body) const {
+  void walk(Index first, Index count, Float* data, Float* outside, const Body& body) const {
     Index image = first / (rows * cols), row = first / cols % rows, col = first % cols;
-    Float* pixels[SIZE * SIZE];
     for (Index t = 0; t < count; ++t) {
-      const Index y0 = edge * row - shift, x0 = edge * col - shift;
-      Float* corner = data + ((image * height + y0) * width + x0) * channels;
-      const bool inside = y0 >= 0 && y0 + SIZE <= height && x0 >= 0 && x0 + SIZE <= width;
-      for (Index i = 0; i < SIZE; ++i)
-        for (Index j = 0; j < SIZE; ++j) {
-          const Index y = y0 + i, x = x0 + j;
-          const bool there = inside || (y >= 0 && y < height && x >= 0 && x < width);
-          pixels[i * SIZE + j] = there ? corner + (i * width + j) * channels : outside;
-        }
-      body(pixels);
+      const Index y0 = edge * row - shift, x0 = edge * col - shift, line = width * channels;
+      Float* corner = data + (image * height + y0) * line + x0 * channels;
+      if (y0 >= 0 && y0 + SIZE <= height && x0 >= 0 && x0 + SIZE <= width) {
+        body([=](int i) { return corner + i / SIZE * line + i % SIZE * channels; });
+      } else {
+        Float* pixels[SIZE * SIZE];
+        for (Index i = 0; i < SIZE; ++i)
+          for (Index j = 0; j < SIZE; ++j) {
+            const Index y = y0 + i, x = x0 + j;
+            const bool there = y >= 0 && y < height && x >= 0 && x < width;
+            pixels[i * SIZE + j] = there ? corner + i * line + j * channels : outside;
+          }
+        body([&](int i) { return pixels[i]; });
+      }
       if (++col < cols) continue;
       col = 0;
       if (++row < rows) continue;
@@ -95,6 +96,16 @@ struct Small {
     const Vec half = broadcast(0.5f);
     const Vec ends = (g[0] + g[2 * STEP]) * half, middle = g[STEP] * half;
     u[0] = g[0], u[STEP] = ends + middle, u[2 * STEP] = ends - middle, u[3 * STEP] = g[2 * STEP];
+  }
+  template <int STEP>
+  static void gradient(const Vec* dy, Vec* v) {
+    v[0] = dy[0], v[STEP] = dy[0] + dy[STEP], v[2 * STEP] = dy[0] - dy[STEP];
+    v[3 * STEP] = -dy[STEP];
+  }
+  template <int STEP>
+  static void kernel_gradient(const Vec* m, Vec* g) {
+    const Vec half = broadcast(0.5f), sum = (m[STEP] + m[2 * STEP]) * half;
+    g[0] = m[0] + sum, g[STEP] = (m[STEP] - m[2 * STEP]) * half, g[2 * STEP] = sum + m[3 * STEP];
   }
 };
 
@@ -128,67 +139,42 @@ struct Large {
     u[0] = g0, u[STEP] = near + odd_near, u[2 * STEP] = near - odd_near;
     u[3 * STEP] = far + odd_far, u[4 * STEP] = far - odd_far, u[5 * STEP] = g2;
   }
+  template <int STEP>
+  static void gradient(const Vec* dy, Vec* v) {
+    const Vec d0 = dy[0], d1 = dy[STEP], d2 = dy[2 * STEP], d3 = dy[3 * STEP];
+    const Vec near = d0 + 0.5f * d2, odd_near = NEAR * d1 + 0.5f * NEAR * d3;
+    const Vec far = d0 + 2.0f * d2, odd_far = FAR * d1 + 2.0f * FAR * d3;
+    v[0] = d0, v[STEP] = near + odd_near, v[2 * STEP] = near - odd_near;
+    v[3 * STEP] = far + odd_far, v[4 * STEP] = far - odd_far, v[5 * STEP] = d3;
+  }
+  template <int STEP>
+  static void kernel_gradient(const Vec* m, Vec* g) {
+    const Vec near = (m[STEP] + m[2 * STEP]) * (-2.0f / 3), odd_near = m[STEP] - m[2 * STEP];
+    const Vec far = (m[3 * STEP] + m[4 * STEP]) * (1.0f / 6), odd_far = m[3 * STEP] - m[4 * STEP];
+    g[0] = m[0] + near + far, g[STEP] = odd_near * (-2.0f / 3 * NEAR) + odd_far * (FAR / 6);
+    g[2 * STEP] = 0.5f * near + 2.0f * far + m[5 * STEP];
+  }
 };
 
-// B^T d B, A^T m A and G g G^T: first columns, then rows.
-template <class Form>
-void transform_input(const Vec* d, Vec* v) {
-  Vec t[Form::POINTS];
+using Transform = void(const Vec*, Vec*);
+// A matrix of SIZE x SIZE to one of RESULTS x RESULTS, first columns, then rows: load(i) and
+// store(i, value) are of element i. Matrices in memory would take as long as the arithmetic.
+template <int SIZE, int RESULTS, Transform COLUMN, Transform ROW, class Load, class Store>
+__attribute__((always_inline)) inline void transform(const Load& load, const Store& store) {
+  Vec t[RESULTS * SIZE];
 #pragma GCC unroll 6
-  for (int j = 0; j < Form::SIZE; ++j) Form::template input<Form::SIZE>(d + j, t + j);
+  for (int j = 0; j < SIZE; ++j) {
+    Vec column[SIZE * SIZE];
 #pragma GCC unroll 6
-  for (int i = 0; i < Form::POINTS; i += Form::SIZE) Form::template input<1>(t + i, v + i);
-}
-template <class Form>
-void transform_output(const Vec* m, Vec* y) {
-  Vec t[Form::EDGE * Form::SIZE];
+    for (int i = 0; i < SIZE; ++i) column[i * SIZE] = load(i * SIZE + j);
+    COLUMN(column, t + j);
+  }
 #pragma GCC unroll 6
-  for (int j = 0; j < Form::SIZE; ++j) Form::template output<Form::SIZE>(m + j, t + j);
-#pragma GCC unroll 4
-  for (int i = 0; i < Form::EDGE; ++i)
-    Form::template output<1>(t + i * Form::SIZE, y + i * Form::EDGE);
-}
-template <class Form>
-void transform_kernel(const Vec* g, Vec* u) {
-  Vec t[3 * Form::SIZE];
-  for (int j = 0; j < 3; ++j) Form::template kernel<3>(g + j, t + j);
-  for (int i = 0; i < Form::SIZE; ++i) Form::template kernel<1>(t + 3 * i, u + i * Form::SIZE);
-}
-
-// A dy A^T
-inline void transform_gradient(const Vec* dy, Vec* v) {
-  Vec t[8];
-  for (int j = 0; j < 2; ++j) {
-    t[j] = dy[j];
-    t[2 + j] = dy[j] + dy[2 + j];
-    t[4 + j] = dy[j] - dy[2 + j];
-    t[6 + j] = -dy[2 + j];
-  }
-  for (int i = 0; i < 4; ++i) {
-    const Vec a = t[2 * i], b = t[2 * i + 1];
-    v[4 * i] = a;
-    v[4 * i + 1] = a + b;
-    v[4 * i + 2] = a - b;
-    v[4 * i + 3] = -b;
-  }
-}
-
-// G^T m G
-inline void transform_kernel_gradient(const Vec* m, Vec* g) {
-  const Vec half = broadcast(0.5f);
-  Vec t[12];
-  for (int j = 0; j < 4; ++j) {
-    const Vec sum = (m[4 + j] + m[8 + j]) * half, difference = (m[4 + j] - m[8 + j]) * half;
-    t[j] = m[j] + sum;
-    t[4 + j] = difference;
-    t[8 + j] = sum + m[12 + j];
-  }
-  for (int i = 0; i < 3; ++i) {
-    const Vec* row = t + 4 * i;
-    const Vec sum = (row[1] + row[2]) * half, difference = (row[1] - row[2]) * half;
-    g[3 * i] = row[0] + sum;
-    g[3 * i + 1] = difference;
-    g[3 * i + 2] = sum + row[3];
+  for (int i = 0; i < RESULTS; ++i) {
+    Vec row[RESULTS];
+    ROW(t + i * SIZE, row);
+#pragma GCC unroll 6
+    for (int p = 0; p < RESULTS; ++p) store(i * RESULTS + p, row[p]);
   }
 }
 

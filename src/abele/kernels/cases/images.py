@@ -10,7 +10,17 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from abele.kernels.binding import CONSTANTS, Clamped, Conv, Depthwise, Norm, Patches, Pool, Upsample
+from abele.kernels.binding import (
+    CONSTANTS,
+    TYPES,
+    Clamped,
+    Conv,
+    Depthwise,
+    Norm,
+    Patches,
+    Pool,
+    Upsample,
+)
 from abele.kernels.cases.case import (
     TAILS,
     Case,
@@ -48,10 +58,11 @@ class _Sizes(NamedTuple):
     padding: tuple[int, int] = (0, 0)
     channels_last: int = 0
 
-    def described(self, slope: float = 1.0) -> ctypes.Structure:
+    def described(self, slope: float = 1.0, dtype: torch.dtype = torch.float32) -> ctypes.Structure:
         """Return the C structure of a convolution of these sizes."""
         sizes = self.images, self.in_channels, self.height, self.width, self.out_channels
-        return Conv(*sizes, *self.kernel, *self.stride, *self.padding, self.channels_last, slope)
+        how = self.channels_last, slope, TYPES[dtype]
+        return Conv(*sizes, *self.kernel, *self.stride, *self.padding, *how)
 
     def has_weight_gradient(self) -> bool:
         """Return whether there is a kernel for the weight gradient of NHWC images."""
@@ -68,7 +79,7 @@ class _Operands:
         sizes: of the convolution.
         whole: small integers instead of normal numbers. All sums of these are exact, so that ties
             and zeros do not depend on rounding.
-        dtype: of the images.
+        dtype: of the images and the weight.
     """
 
     def __init__(self, sizes: _Sizes, *, whole: bool = False, dtype: torch.dtype = torch.float32):
@@ -79,7 +90,7 @@ class _Operands:
             _whole(*each, seed=seed) if whole else numbers(*each, seed=seed)
             for seed, each in enumerate((self._memory(image), weight, weight[:1]))
         )
-        self.x = self.x.to(dtype)
+        self.x, self.weight = self.x.to(dtype), self.weight.to(dtype)
         nchw = first(self.x) if sizes.channels_last else self.x
         self.leaves = double(nchw, self.weight, self.bias)
         x, weights, bias = self.leaves
@@ -158,18 +169,25 @@ def _pointwise() -> Iterator[_Sizes]:
 _FAMILIES = {"conv": _direct, "winograd": _winograd, "pointwise": _pointwise}
 
 
+def _type(family: str, index: int) -> torch.dtype:
+    """Return the type of a case's images and weight: Winograd's kernels have two."""
+    return torch.bfloat16 if family == "winograd" and index % 5 == 1 else torch.float32
+
+
 def _forward(family: str, library: ctypes.CDLL) -> Iterator[Case]:
     function = getattr(library, f"abele_{family}_forward")
     for index, sizes in enumerate(_FAMILIES[family]()):
         slope = 1.0 if family == "pointwise" else (1.0, 0.25, 0.0)[index % 3]
-        given = _Operands(sizes)
-        biased, result = index % 4 != 1, unwritten(given.shape)
+        dtype = _type(family, index)
+        given = _Operands(sizes, dtype=dtype)
+        biased, result = index % 4 != 1, unwritten(given.shape)[0].to(dtype)
         bias = given.bias if biased else None
-        described, threads = sizes.described(slope), threads_of(index)
-        call(function, described, given.x, given.weight, bias, *result, threads)
+        described, threads = sizes.described(slope, dtype), threads_of(index)
+        call(function, described, given.x, given.weight, bias, result, threads)
         exact = given.exact if biased else given.exact - given.leaves[2][:, None, None]
         exact = torch.where(exact > 0, exact, exact * slope)
-        yield Case({**given.named(), "slope": slope}, result, [given.in_memory(exact)])
+        exact, names = given.in_memory(exact), {**given.named(), "slope": slope, "dtype": dtype}
+        yield Case(names, [nearly(result, exact)], [exact])
 
 
 _PACKED = "abele_winograd_pack", "abele_winograd_packed_forward"
@@ -178,17 +196,17 @@ _PACKED = "abele_winograd_pack", "abele_winograd_packed_forward"
 def _packed(library: ctypes.CDLL) -> Iterator[Case]:
     for index, sizes in enumerate(_winograd()):
         slope, points = (1.0, 0.25, 0.0)[index % 3], (36, 16)[index % 5 > 2]
-        dtype = torch.bfloat16 if index % 5 == 1 else torch.float32
+        dtype = _type("winograd", index)
         given = _Operands(sizes, dtype=dtype)
         packed = torch.empty(packed_shape(given.weight.shape, points))
-        result = unwritten(given.shape)[0].to(dtype)
-        described, threads = sizes.described(slope), threads_of(index)
+        result, weight = unwritten(given.shape)[0].to(dtype), given.weight.float()
+        described, threads = sizes.described(slope, dtype), threads_of(index)
         before = numbers(*given.shape, seed=7).to(dtype) if index % 2 else None
         if before is not None:
             result.copy_(before)
-        call(library.abele_winograd_pack, described, given.weight, packed, points, threads)
+        call(library.abele_winograd_pack, described, weight, packed, points, threads)
         adds, function = int(before is not None), library.abele_winograd_packed_forward
-        how = adds, points, 2 * (dtype is torch.bfloat16), threads
+        how = adds, points, threads
         call(function, described, given.x, packed, given.bias, result, *how)
         exact = given.in_memory(given.exact) + (0 if before is None else before.double())
         exact = torch.where(exact > 0, exact, exact * slope)
@@ -199,20 +217,22 @@ def _packed(library: ctypes.CDLL) -> Iterator[Case]:
 def _backward(family: str, library: ctypes.CDLL) -> Iterator[Case]:
     function = getattr(library, f"abele_{family}_backward")
     for index, sizes in enumerate(_FAMILIES[family]()):
-        given = _Operands(sizes)
-        grad = numbers(*given.shape, seed=5)
+        dtype = _type(family, index)
+        given = _Operands(sizes, dtype=dtype)
+        grad = numbers(*given.shape, seed=5).to(dtype)
         wide = (first(grad) if sizes.channels_last else grad).double()
         exact = gradients(given.exact, given.leaves, wide)
         exact[0] = given.in_memory(exact[0])
-        results: list[Tensor | None] = [*unwritten(*(each.shape for each in exact))]
+        results = list[Tensor | None](unwritten(*(each.shape for each in exact)))
         if family == "conv" and sizes.channels_last and not sizes.has_weight_gradient():
             results[1] = None
-        threads = threads_of(index)
-        call(function, sizes.described(), grad, given.x, given.weight, *results, threads)
-        some = [pair for pair in zip(results, exact, strict=True) if pair[0] is not None]
-        yield Case(
-            given.named(), [each for each, _ in some if each is not None], [e for _, e in some]
-        )
+        if dtype is torch.bfloat16:  # without that of the bias
+            results = [each.to(dtype) for each in results[:2] if each is not None] + [None]
+        described, threads = sizes.described(dtype=dtype), threads_of(index)
+        call(function, described, grad, given.x, given.weight, *results, threads)
+        some = [(r, e) for r, e in zip(results, exact, strict=True) if r is not None]
+        names = {**given.named(), "dtype": dtype}
+        yield Case(names, [nearly(*pair) for pair in some], [e for _, e in some])
 
 
 def _pools(library: ctypes.CDLL, *, backward: bool) -> Iterator[Case]:

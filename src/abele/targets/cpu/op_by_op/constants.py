@@ -91,10 +91,9 @@ class ConstantConvolution:
         slope = fused.get(self._activation, 1.0)
         stride, padding, *_ = self._places
         weight, bias = dense(weight, bias)
-        points, images = winograd_points(self._convolution), self._convolution.image.shape
-        run = on_tensors.winograd(
-            self._library, images, stride, padding, slope, points, weight, bias
-        )
+        points, images = winograd_points(self._convolution), self._convolution.image
+        sizes = images.shape, stride, padding, slope, points
+        run = on_tensors.winograd(self._library, *sizes, weight, bias, images.dtype)
         if self._activation in fused:
             return run
         return lambda x, added: ACTIVATIONS[self._activation](run(x, added), *self._scalars)

@@ -73,12 +73,13 @@ def _convolution(
 def _forward(
     library: ctypes.CDLL, convolution: Convolution, kernel: Kernel
 ) -> Callable[..., torch.Tensor]:
-    how: dict[str, Any] = {"slope": convolution.slope, "function": kernel.function}
-    run = on_tensors.conv(library, *_sizes(convolution), layout=CHANNELS_LAST, **how)
+    how: dict[str, Any] = {"slope": convolution.slope, **_how(convolution, kernel)}
+    run = on_tensors.conv(library, *_sizes(convolution), **how)
 
     def run_forward(
         x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *_: Any
     ) -> torch.Tensor:
+        bias = None if bias is None else bias.float()
         return run(channels_last(x), *dense(weight, bias))
 
     return run_forward
@@ -86,8 +87,8 @@ def _forward(
 
 def _backward(library: ctypes.CDLL, convolution: Convolution, kernel: Kernel) -> Callable[..., Any]:
     weight_is_ours = kernel is not DIRECT or _fill(*convolution.weight.shape)
-    sizes = _sizes(convolution)
-    how: dict[str, Any] = {"layout": CHANNELS_LAST, "function": kernel.function}
+    bias_is_ours = convolution.image.dtype is torch.float32
+    sizes, how = _sizes(convolution), _how(convolution, kernel)
 
     @functools.cache
     def prepared_for(*wanted: bool) -> on_tensors.Backward:
@@ -98,8 +99,10 @@ def _backward(library: ctypes.CDLL, convolution: Convolution, kernel: Kernel) ->
     ) -> tuple[torch.Tensor | None, ...]:
         *settings, (of_x, of_weight, of_bias) = given
         grad, x, weight = channels_last(grad), channels_last(x), weight.contiguous()
-        run = prepared_for(of_x, of_weight and weight_is_ours, of_bias)
+        run = prepared_for(of_x, of_weight and weight_is_ours, of_bias and bias_is_ours)
         gradients = run(grad, x, weight)
+        if of_bias and not bias_is_ours:
+            gradients[2] = grad.sum((0, 2, 3))
         if of_weight and not weight_is_ours:
             mask = [False, True, False]
             rest = aten.convolution_backward(grad, x, weight, *settings, mask)
@@ -107,6 +110,12 @@ def _backward(library: ctypes.CDLL, convolution: Convolution, kernel: Kernel) ->
         return tuple(gradients)
 
     return convolution_backward
+
+
+def _how(convolution: Convolution, kernel: Kernel) -> dict[str, Any]:
+    """Return the layout, the type and the function of a convolution's kernel."""
+    dtype = convolution.image.dtype
+    return {"layout": CHANNELS_LAST, "dtype": dtype, "function": kernel.function}
 
 
 def _sizes(
