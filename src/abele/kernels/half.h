@@ -83,9 +83,14 @@ struct Words {
   typedef uint16_t Narrow __attribute__((vector_size(2 * lanes), aligned(2), may_alias));
   typedef uint32_t Wide __attribute__((vector_size(4 * lanes)));
 };
-// A register of floats from bfloat16 numbers, and the way back; they need not be aligned.
+// A register of floats from bfloat16 numbers, and the way back; they need not be aligned. GCC converts
+// halves of the longest registers one by one.
 template <class Floats, class Bits = Words<sizeof(Floats) / sizeof(float)>>
 inline Floats load_bfloats(const void* from) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(Floats) == 64)
+    return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(*static_cast<const __m256i_u*>(from)), 16);
+#endif
   const typename Bits::Narrow bits = *static_cast<const typename Bits::Narrow*>(from);
   return (Floats)(__builtin_convertvector(bits, typename Bits::Wide) << 16);
 }
@@ -94,8 +99,13 @@ inline void store_bfloats(void* to, Floats value) {
   using Narrow = typename Bits::Narrow;
   using Wide = typename Bits::Wide;
   const Wide all = (Wide)value, rounded = (all + 0x7fff + (all >> 16 & 1)) >> 16;
-  const Wide finite = (Wide)(value == value), bits = (rounded & finite) | (0x7fc0 & ~finite);
-  *static_cast<Narrow*>(to) = __builtin_convertvector(bits, Narrow);
+  const Wide bits = value == value ? rounded : 0x7fc0 - Wide{};
+#if defined(__AVX512F__)
+  if constexpr (sizeof(Floats) == 64)
+    *static_cast<__m256i_u*>(to) = _mm512_cvtepi32_epi16((__m512i)bits);
+  else
+#endif
+    *static_cast<Narrow*>(to) = __builtin_convertvector(bits, Narrow);
 }
 
 template <class T>
