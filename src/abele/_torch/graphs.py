@@ -26,12 +26,15 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import autograd_would_have_decomposed
 
+from abele import cpython
 from abele._torch import versions
 
 aten = torch.ops.aten
 
 # Ways that load nothing of torch's compiler; without delay, since ``dynamo`` looks through them.
 _shortcuts: Any = importlib.import_module("abele._torch.shortcuts") if versions.tried else None
+
+_OF_TORCH = {"aten", "prims", "prim"}
 
 # Attribute queries of Python on tensors, for which nothing is traced.
 _OF_LAYOUT = (aten.size.default, aten.stride.default, aten.storage_offset.default)
@@ -141,7 +144,10 @@ class Interception:
                 return trace(mode, function, types, args, kwargs)
             if function is torch.ops.prim.device.default and type(args[0]) is FakeTensor:
                 return args[0].fake_device  # autograd calls this at every operation
-            return call(function, args, kwargs, run)
+            if function.namespace not in _OF_TORCH:  # the user's code may compute it
+                return call(function, args, kwargs, run)
+            with cpython.unwatched():
+                return call(function, args, kwargs, run)
 
         def run(function: Any, args: Any, kwargs: Any) -> Any:
             if results_of is not None and function not in _OF_VALUES:

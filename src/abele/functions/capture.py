@@ -32,7 +32,7 @@ from abele.containers import is_list
 from abele.errors import CaptureError, DataDependentError
 from abele.functions import arrays, batches
 from abele.functions.arguments import Arguments, containers_of, order
-from abele.functions.frames import PLAIN
+from abele.functions.frames import PLAIN, Frames
 from abele.functions.host import Host, Shared
 from abele.functions.journal import Grad, Gradients, GradJournal, RealTensors
 from abele.functions.optimizers import Numbers, TracedSteps
@@ -147,6 +147,7 @@ def capture(
     arguments: Arguments,
     reached: Reached,
     promoted: Mapping[int, frozenset[str]],
+    frames: Frames,
     *,
     keep_gradients: bool,
     slots: bool,
@@ -162,6 +163,7 @@ def capture(
         arguments: of the call.
         reached: what the function reaches, for the names of slots.
         promoted: see ``TracedSteps``.
+        frames: receives the frames of the user's code.
         keep_gradients: gradients stay in ``grad`` after an update that has used them.
         slots: numbers of optimizers may be slots; see ``TracedSteps``.
         host: the function in two parts, of which the traced one is captured.
@@ -185,6 +187,7 @@ def capture(
                 function=function if host is None else host.remaining,
                 arguments=arguments,
                 reached=reached,
+                frames=frames,
                 keep=keep_gradients,
                 host=host,
                 numbers=numbers,
@@ -229,6 +232,7 @@ class _Capture:
     function: Callable[..., Any]
     arguments: Arguments
     reached: Reached
+    frames: Frames
     keep: bool
     host: Host | None
     numbers: Slots
@@ -578,6 +582,7 @@ class _Capture:
             _torch.distributions_check_by(self._check_later),
             arrays.conversions(),
             replaced(*scaling.replacements(self.steps.skipping)),
+            self.frames.watching(),
         ):
             result = self.function(*args, **kwargs)
             observed.require_known()

@@ -540,19 +540,19 @@ class Function:
             reached.refuse_iterators()
             _tracing.active = True
             try:
-                with frames.watching():
-                    captured = capture(
-                        self._body,
-                        arguments,
-                        reached,
-                        self._promoted,
-                        keep_gradients=self._options.keep_gradients,
-                        slots=self._may_have_slots(host),
-                        host=host,
-                        numbers=numbers,
-                        replaced=self._replaced,
-                        moved=self._moved.values(),
-                    )
+                captured = capture(
+                    self._body,
+                    arguments,
+                    reached,
+                    self._promoted,
+                    frames,
+                    keep_gradients=self._options.keep_gradients,
+                    slots=self._may_have_slots(host),
+                    host=host,
+                    numbers=numbers,
+                    replaced=self._replaced,
+                    moved=self._moved.values(),
+                )
             finally:
                 _tracing.active = False
         stands_in = numbers.stand_ins or numbers.items or arguments.arrays

@@ -16,13 +16,13 @@ import sys
 import sysconfig
 import time
 import types
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
 import torch
 
-from abele import libraries
+from abele import cpython, libraries
 from abele.capture import reachable
 
 #: Types whose values are compared, and not their identity.
@@ -172,17 +172,11 @@ class Frames:
     def __iter__(self) -> Iterator[Frame]:
         return iter(list(self._seen.values()))
 
-    @contextlib.contextmanager
-    def watching(self) -> Generator[None]:
+    def watching(self) -> contextlib.AbstractContextManager[None]:
         """Note the functions that this thread calls in a ``with`` block."""
-        before = sys.gettrace()
-        sys.settrace(self._called)
-        try:
-            yield
-        finally:
-            sys.settrace(before)
+        return cpython.calls_passed_to(self._called)
 
-    def _called(self, frame: types.FrameType, event: str, arg: Any) -> None:
+    def _called(self, frame: types.FrameType, event: str, arg: Any) -> Any:
         code = frame.f_code
         is_library = self._library.get(code)
         if is_library is None:
@@ -192,8 +186,11 @@ class Frames:
             is_library = is_library or code in collects or _is_of_library(file)
             is_library = code is not self._own and is_library
             self._library[code] = is_library
-        if not is_library and len(self._seen) < _MOST and not _is_imported(frame):
+        if is_library:
+            return cpython.IGNORED
+        if len(self._seen) < _MOST and not _is_imported(frame):
             self._note(frame)
+        return None
 
     def _note(self, frame: types.FrameType) -> None:
         if frame.f_code.co_name == "__getattr__":

@@ -21,7 +21,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from abele import _torch
+from abele import _torch, cpython
 from abele._torch.replaced import replaced
 from abele.capture.gradient_hooks import refused_around_step
 from abele.errors import CaptureError
@@ -312,9 +312,9 @@ class TracedSteps:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with torch.no_grad():
+        with torch.no_grad(), cpython.unwatched():
             self._apply(optimizer, kind)
-        _torch.mark_traced("update")
+            _torch.mark_traced("update")
         emptied: Any = object.__new__(cast("Any", type(optimizer)))
         emptied.__dict__.update(optimizer.__dict__, param_groups=[], state={})
         return (emptied,), {} if closure is None else {"closure": lambda: loss}

@@ -108,12 +108,9 @@ def stated_results(
         kwargs: further ones.
     """
     state = _KNOWN.get(function)
-    if state is not None and not kwargs:
-        with _torch.without_torch_function_modes():
-            results = state(*args)
-        if results is not None:
-            return results
-    return function(*args, **(kwargs or {}))
+    with _torch.without_torch_function_modes():  # through which torch's own queries would go
+        results = None if state is None or kwargs else state(*args)
+        return function(*args, **(kwargs or {})) if results is None else results
 
 
 def _order(*tensors: torch.Tensor) -> torch.memory_format | None:

@@ -4,6 +4,7 @@ import datetime
 import gc
 import os
 import sys
+import threading
 import time
 import types
 from time import perf_counter
@@ -11,6 +12,7 @@ from time import perf_counter
 import pytest
 import torch
 
+from abele import cpython
 from abele.functions.frames import Frames, attribute, global_names
 
 NUMBER = 3
@@ -51,6 +53,7 @@ def test_functions_of_the_user_are_found_with_their_objects():
 def test_code_of_libraries_is_not_the_users():
     layer = torch.nn.Linear(1, 1)
     assert frames_of(layer, torch.ones(1)) == []
+    assert frames_of(lambda: os.path.join("a", "b"))[0].code.co_name == "<lambda>"
     assert [each.code for each in frames_of(os.path.join, "a", "b")] == [os.path.join.__code__]
 
 
@@ -78,13 +81,38 @@ def test_code_that_an_import_runs_is_not_the_users(tmp_path, monkeypatch):
     assert [each.code.co_name for each in frames_of(imports)] == ["imports", "f"]
 
 
-def test_the_trace_function_is_put_back():
-    import sys
+def test_a_debuggers_trace_function_is_put_back():
+    before, events = sys.gettrace(), []
 
-    before = sys.gettrace()
-    with Frames(None).watching():
-        assert sys.gettrace() is not before
-    assert sys.gettrace() is before
+    def tracer(frame, event, arg):
+        events.append(frame.f_code.co_name)
+
+    sys.settrace(tracer)
+    try:
+        with Frames(None).watching(), cpython.unwatched():
+            pass
+        inner(1)
+        assert sys.gettrace() is tracer
+    finally:
+        sys.settrace(before)
+    assert "inner" in events
+
+
+def test_calls_outside_of_the_block_and_of_other_threads_are_not_seen():
+    around, inside = Frames(None), Frames(None)
+    inner(1)
+    with around.watching():
+        with inside.watching():
+            inner(1)
+        thread = threading.Thread(target=frames_of, args=(inner, 1))
+        thread.start()
+        thread.join()
+        with cpython.unwatched():
+            len("")
+        Model()(torch.ones(1))
+    inner(1)
+    assert [each.code.co_name for each in inside] == ["inner"]
+    assert [each.code.co_name for each in around] == ["__call__"]
 
 
 def test_globals_that_hold_data_are_named():
