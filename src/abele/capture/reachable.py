@@ -47,7 +47,10 @@ def parts(value: Any) -> Parts:
 
 def _items(value: Any) -> Parts:
     if is_dict(value):
-        yield from ((f"[{key!r}]", part) for key, part in items_of(value))
+        yield from (  # the text of a tensor, by which optimizers have their state, takes long
+            ("[a tensor]" if isinstance(key, torch.Tensor) else f"[{key!r}]", part)
+            for key, part in items_of(value)
+        )
     elif isinstance(value, _SEQUENCES):
         names = getattr(value, "_fields", None)
         labels = [f".{name}" for name in names] if names else map("[{}]".format, itertools.count())
