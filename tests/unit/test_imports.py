@@ -39,9 +39,9 @@ ORDERS = {
             "compilers",
             "processor",
             "systems",
-            "cpython",
             "locks",
             "storage",
+            "cpython",
             "_torch",
         ),
         *(
