@@ -13,7 +13,6 @@ import inspect
 import itertools
 import os
 import threading
-import time
 import traceback
 import weakref
 from collections.abc import Callable, Mapping
@@ -56,9 +55,9 @@ if TYPE_CHECKING:
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 MOST_PROGRAMS = 8
 _MOST_FAILURES = 3
-# Single calls that no program serves run as plain PyTorch until they have taken as many seconds as
-# another capture and compilation: for the short last batch of an epoch these may never pay.
-_WORTH_S = 1.0
+# Single calls with other arguments that run as plain PyTorch before one gets a program: the short
+# last batch of an epoch may never be worth a capture and compilation.
+_MOST_SINGLE = 8
 _DROPPED = (
     "gradients that the update uses are not written to memory: grad is None after a call "
     "(keep_gradients=True keeps them)"
@@ -164,8 +163,7 @@ class Function:
         self.eager: str | None = None
         self._recording: Recording | None = None
         self._calls, self._failures, self._said = 0, 0, False
-        # Of calls without a program: their seconds, and how many had one before the latest.
-        self._plain_s, self._served = 0.0, -1
+        self._single, self._served = 0, -1  # calls served before the latest one without a program
         self._frames = Frames(code_of(function))
         self._promoted: dict[int, frozenset[str]] = {}
         self._replaced = set[Place]()  # which had other tensors at earlier calls
@@ -313,8 +311,8 @@ class Function:
         if (reason := self._too_many(args, kwargs)) is not None:
             self._give_up(CaptureError(reason))
             return self._body(*args, **kwargs)
-        if self.programs and self._is_rare(args, kwargs):
-            return self._timed(args, kwargs)
+        if self._is_single(args, kwargs):
+            return self._body(*args, **kwargs)
         self._promote()
         try:
             compiled = self._compiled(args, kwargs)
@@ -341,25 +339,17 @@ class Function:
         self._add(compiled)
         return compiled.run(inputs)
 
-    def _is_rare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Return whether arguments of such shapes and values are not worth a program yet."""
-        served = sum(each.calls for each in self.programs)
-        before, self._served = self._served, served
+    def _is_single(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether programs serve the calls around this one, which is not worth one yet."""
+        before, self._served = self._served, sum(each.calls for each in self.programs)
+        if self._served in (0, before) or not all(e.refuses(args, kwargs) for e in self.programs):
+            return False
+        self._single += 1
         asked, options = start_mode.requested() or targets.requested(), self._options
         if asked or options.strict or options.report or options.start is not Start.TIERED:
             return False
-        if torch.distributed.is_initialized():  # processes run equal programs
-            return False
-        if served == before or self._plain_s >= _WORTH_S:
-            return False
-        return all(each.refuses(args, kwargs) for each in self.programs)
-
-    def _timed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        began = time.perf_counter()
-        try:
-            return self._body(*args, **kwargs)
-        finally:
-            self._plain_s += time.perf_counter() - began
+        # Processes that train together run equal programs.
+        return self._single <= _MOST_SINGLE and not torch.distributed.is_initialized()
 
     def _too_many(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """Return why a call gets no program of its own; None if it gets one."""
@@ -374,7 +364,6 @@ class Function:
 
     def _add(self, compiled: CompiledCall) -> None:
         self.programs.insert(0, compiled)
-        self._plain_s = 0.0
         if self._options.report is not None:
             self._shown().added(compiled)
 
