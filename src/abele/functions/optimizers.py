@@ -158,7 +158,7 @@ def _fixed(group: _Group, free: frozenset[Any]) -> _Group:
 def _slots_of(label: str, index: int, group: _Group, names: frozenset[str]) -> dict[str, float]:
     return {
         f"{label}.group{index}.{part}": number
-        for name in names & group.keys()
+        for name in sorted(names & group.keys())
         for part, number in _split(name, group[name]).items()
     }
 
