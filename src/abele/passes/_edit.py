@@ -11,6 +11,7 @@ import torch
 
 from abele import _torch
 from abele._torch.copies import copied_graph
+from abele.contexts import held
 from abele.program import Program, subgraphs
 
 # The graph made by the previous pass, while no other code refers to it.
@@ -29,12 +30,11 @@ def one_after_the_other() -> Generator[None]:
     if _passing.get():
         yield
         return
-    token = _passing.set(True)
     try:
-        yield
-        _hand_on(None)
+        with held(_passing, True):
+            yield
+            _hand_on(None)
     finally:
-        _passing.reset(token)
         _private.set(None)
 
 

@@ -16,6 +16,7 @@ import torch
 from abele import _torch
 from abele._torch import OpOverload
 from abele.containers import is_sequence
+from abele.contexts import held
 from abele.ops import lstm
 from abele.program import called_operator, has_tag, is_getitem
 from abele.program.aliasing import base, written
@@ -162,11 +163,8 @@ def assumed_false() -> Generator[list[torch.Tensor]]:
         The tensors that have to be false, for programs to check when they run.
     """
     asked: list[torch.Tensor] = []
-    token = _ASSUMED.set(asked)
-    try:
+    with held(_ASSUMED, asked):
         yield asked
-    finally:
-        _ASSUMED.reset(token)
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> Any:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ import torch
 from abele import _torch
 from abele._torch import OpOverload
 from abele.containers import is_sequence
+from abele.contexts import held
 from abele.errors import CaptureError
 from abele.program import node_argument, writes
 from abele.program.aliasing import INSTEAD, SHARES, base, other_kind
@@ -86,14 +87,9 @@ class PlainTensors:
         self._by_node: dict[torch.fx.Node, PlainMemory] = {}
         self._stand_ins: dict[Any, torch.Tensor] = {}
 
-    @contextlib.contextmanager
-    def open(self) -> Generator[None]:
+    def open(self) -> contextlib.AbstractContextManager[None]:
         """Have ``written_stand_in`` query these plain tensors in a ``with`` block."""
-        token = _active.set(self)
-        try:
-            yield
-        finally:
-            _active.reset(token)
+        return held(_active, self)
 
     def exchanged(self, value: Any, originals: dict[int, torch.Tensor]) -> Any:
         """Replace each plain tensor in an operator's argument by its stand-in.

@@ -17,6 +17,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from abele import _torch
+from abele.contexts import held
 
 _moved = contextvars.ContextVar("nodes to be moved", default=False)
 _active: contextvars.ContextVar[_Recorder | None] = contextvars.ContextVar("scopes", default=None)
@@ -55,13 +56,10 @@ def recording(module_names: Mapping[torch.nn.Module, str] | None = None) -> Gene
         module_names: modules whose calls open a scope, with their path (``encoder.0``).
     """
     recorder = _Recorder()
-    token = _active.set(recorder)
-    try:
+    with held(_active, recorder):
         with _module_scopes(recorder, module_names or {}):
             yield
         recorder.flush()
-    finally:
-        _active.reset(token)
 
 
 @contextlib.contextmanager
@@ -144,11 +142,8 @@ def nodes_to_be_moved() -> Generator[None]:
     recorder = _active.get()
     if recorder is not None:
         recorder.flush()
-    token = _moved.set(True)
-    try:
+    with held(_moved, True):
         yield
-    finally:
-        _moved.reset(token)
     if recorder is not None:
         recorder.forget_erased()
 
