@@ -18,7 +18,7 @@ UNCLEAR = re.compile(
 # Lines of Python and C++ per folder, in hundreds. They only go down: a commit that raises one says
 # which published program, test of the original or row of a benchmark needs it.
 BUDGETS = {
-    "src": 1163,
+    "src": 1165,
     "src/abele/_torch": 24,
     "src/abele/arena": 12,
     "src/abele/capture": 35,
@@ -27,7 +27,7 @@ BUDGETS = {
     "src/abele/differences": 12,
     "src/abele/dynamo": 7,
     "src/abele/fit": 15,
-    "src/abele/functions": 69,
+    "src/abele/functions": 70,
     "src/abele/kernels": 135,
     "src/abele/ops": 22,
     "src/abele/passes": 33,
@@ -39,7 +39,7 @@ BUDGETS = {
     "src/abele/stage": 11,
     "src/abele/step": 15,
     "src/abele/storage": 12,
-    "src/abele/targets": 136,
+    "src/abele/targets": 137,
     "src/abele/trace": 35,
     "src/cosmictagger": 103,
     "src/gcipuinfo": 1,
@@ -48,7 +48,7 @@ BUDGETS = {
     "src/popdist": 31,
     "src/poptorch": 168,
     "src/sambaflow": 33,
-    "tests": 933,
+    "tests": 937,
     "tests/unit/port": 56,
     "benchmarks": 88,
 }
