@@ -417,7 +417,7 @@ def _can_store(holder: Any, before: Any) -> bool:
 
 
 def _short(value: Any) -> str:
-    text = repr(value) if isinstance(value, PLAIN) else f"a {type(value).__name__}"
+    text = repr(value) if issubclass(type(value), PLAIN) else f"a {type(value).__name__}"
     return text if len(text) < 40 else f"{text[:36]} ..."
 
 

@@ -138,7 +138,8 @@ for _name in (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "divmod"),
     *("radd", "rsub", "rmul", "rtruediv", "rfloordiv", "rmod", "rpow", "rmatmul", "rdivmod"),
     *("neg", "abs", "lt", "le", "gt", "ge", "eq", "ne", "hash", "format", "str", "call"),
-    *("round", "trunc", "floor", "ceil", "array"),
+    *("round", "trunc", "floor", "ceil", "array", "repr", "pos", "invert", "reversed"),
+    *(f"{r}{name}" for name in ("and", "or", "xor", "lshift", "rshift") for r in ("", "r")),
 ):
     setattr(Opaque, f"__{_name}__", _refused)
 
@@ -166,6 +167,9 @@ class Unread(Opaque):
     def __class__(self) -> Any:  # type: ignore[reportIncompatibleMethodOverride]
         """The type of the value, so that ``isinstance`` answers as for the value."""
         return self.kind
+
+    def __getattr__(self, name: str) -> Any:
+        return self.refuse() if hasattr(self.kind, name) else object.__getattribute__(self, name)
 
     def refuse(self) -> Any:
         """Raise an error: a program does not have the value."""
@@ -252,7 +256,7 @@ class Varying(Unread):
         made = self.computed(getattr(operator, name, bool), *others)
         if made.late:
             return made.refuse()
-        return self._slots.conditions.setdefault(made.key, (made, bool(made.number)))[1]
+        return bool(self._slots.conditions.setdefault(made.key, (made, bool(made.number)))[1])
 
 
 # The method of a tensor for the other order of operands.
@@ -281,6 +285,8 @@ class Derived(Varying):
             number = self.refuse()
         keys = (e.key if _is_varying(e) else f"{type(e)} {e!r}" for e in operands)
         super().__init__(self._origins[0].what, number, slots, (function, *keys))
+        if not self.late and function not in (*_EXACT[:3], _EXACT[4]):  # may raise an error
+            slots.conditions.setdefault((self.key, "raises"), (self, None))
 
     def now(self, leaves: Sequence[Any]) -> Any:
         """Return the value at a call with the given leaves of arguments."""
@@ -394,7 +400,8 @@ class Slots:
     Attributes:
         stand_ins: what stands for each.
         items: what stands for numbers of tensors.
-        conditions: numbers by which Python has decided, and whether they were true, by key.
+        conditions: numbers by which Python has decided, and whether they were true, by key; None
+            for numbers whose computation may raise an error.
         tensors: by ``id``, the 0-d tensors that become slots, with the names of these.
     """
 
@@ -402,7 +409,7 @@ class Slots:
         self, values: Mapping[int | Place, Any], *, defers: bool = False, decides: bool = False
     ):
         self.defers, self.decides, self.items = defers, decides, list[Item]()
-        self.conditions: dict[Any, tuple[Varying, bool]] = {}
+        self.conditions: dict[Any, tuple[Varying, bool | None]] = {}
         self.stand_ins: dict[int | Place, Unread] = {}
         self.tensors: dict[int, tuple[str, torch.Tensor]] = {}
         self._made: dict[Any, tuple[Varying, str, torch.Tensor]] = {}
@@ -491,7 +498,7 @@ class Followed:
         try:
             if any(type(now(leaves)) is not kind for kind, now in self._kinds):
                 return False
-            if any(bool(e.now(leaves)) is not truth for e, truth in self._conditions):
+            if any(bool(e.now(leaves)) is not t is not None for e, t in self._conditions):
                 return False
             values = [now(leaves) for _, _, now in self._numbers]
         except (ArithmeticError, LookupError, TypeError, ValueError):  # the call will say so

@@ -295,3 +295,57 @@ def test_an_error_of_a_number_that_code_catches():
     values = [2.0, 3.0, 0.0, 4.0]
     case = compiles(programs=3, calls=4)
     case(lambda wrap: of_a_number(wrap, lambda t, n: t * inverse(n), values=values))()
+
+
+ASKED = {
+    "text": lambda n, loss: str([n, loss.item()]),
+    "bits": lambda n, loss: n & 1,
+    "sign": lambda n, loss: +n,
+    "method": lambda n, loss: n.bit_length(),
+    "attribute": lambda n, loss: hasattr(n, "bit_length"),
+    "quotient": lambda n, loss: 1 / (n - 5),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_what_code_asks_of_a_counter_that_decides(name):
+    def build(wrap):
+        task = Task(torch.optim.Adam)
+        task.n = 0
+
+        @wrap
+        def step(x, y):
+            loss = task.update(task.loss(x, y))
+            task.n += 1
+            if task.n % 3 == 0:
+                loss = loss * 2
+            try:
+                return loss, ASKED[name](task.n, loss)
+            except (TypeError, AttributeError, ZeroDivisionError) as error:
+                return loss, type(error).__name__
+
+        return lambda i: step(*batch(i)), lambda: (task, task.n)
+
+    same_as_plain(build, calls=8)
+
+
+def test_an_error_of_a_number_that_is_returned():
+    def build(wrap):
+        task = Task(torch.optim.Adam)
+        task.n = 0
+
+        @wrap
+        def step(x, y):
+            loss = task.update(task.loss(x, y))
+            task.n += 1
+            return loss, 1 / (task.n - 5)
+
+        def call(i):
+            try:
+                return step(*batch(i))
+            except ZeroDivisionError as error:
+                return str(error)
+
+        return call, lambda: (task, task.n)
+
+    same_as_plain(build, calls=8)
