@@ -163,6 +163,8 @@ def _is_independent(
         read: names and texts in the statements before it.
     """
     nodes = [each for tree in (statement, *reader.called.values()) for each in ast.walk(tree)]
+    if any(isinstance(each, ast.Assert) for each in nodes):  # whose error comes after these calls
+        return False
     changed = stored(statement) & reader.outer
     for each in nodes:
         if isinstance(each, ast.Global | ast.Nonlocal):
