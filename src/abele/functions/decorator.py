@@ -65,6 +65,7 @@ _DROPPED = (
 _tracing = threading.local()
 # Names by which code reads the numbers of optimizers.
 _NUMBERS = frozenset({"lr", "param_groups", "get_last_lr", "get_lr"})
+_OF_SCHEDULERS = frozenset({"last_epoch", "_step_count", "_last_lr"})
 _OF_OPTIMIZERS = _NUMBERS | {"state", "defaults", "state_dict", "__dict__"}
 
 
@@ -574,6 +575,7 @@ class Function:
                 "The function reads a clock or the environment, or variables by eval, exec or "
                 "globals(), which a program would repeat. Read them outside."
             )
+        self._refuse_reads_of_changes(frames, captured, host)
         kept = [each for each in captured.stored if each.is_new]
         return Guards(
             self._body,
@@ -587,6 +589,23 @@ class Function:
             [each for each in numbers.stand_ins if isinstance(each, Place)],
             reached.scalers,
         )
+
+    def _refuse_reads_of_changes(
+        self, frames: Frames, captured: CapturedCall, host: Host | None
+    ) -> None:
+        """Refuse a traced part that reads what Python changes after the program."""
+        own = code_of(self._body if host is None else host.remaining)
+        for frame in frames:
+            read = set[str]() if host is None or frame.code is own else host.outside & frame.reads()
+            if captured.schedulers and frame.mentions(
+                _OF_SCHEDULERS if frame.code is own else _OF_SCHEDULERS | _NUMBERS
+            ):
+                read = {"a number of a scheduler"}
+            if read:
+                raise CaptureError(
+                    f"{frame.code.co_qualname} reads {', '.join(sorted(read))}, which the function "
+                    "changes in a statement that Python runs after the program."
+                )
 
     def _may_have_slots(self, host: Host | None) -> bool:
         """Return whether no traced code of the user's reads the numbers of optimizers."""

@@ -395,7 +395,9 @@ class _Division:
             for name in ("body", "orelse", "finalbody"):
                 block = getattr(each, name, [])
                 result |= self._late(block, following=following or loops)
-            following = following or not _computes_nothing(each)
+            changed = frozenset[str]().union(*map(self._effects, self.hosts)) - self._locals
+            checks = isinstance(each, ast.Assert) and not changed.isdisjoint(attributes(each))
+            following = following or checks or not _computes_nothing(each)
         return result
 
     def _refusal(self, line: int, what: str) -> CaptureError:
@@ -419,7 +421,10 @@ class _Division:
         read = frozenset[str]().union(
             *(attributes(each) for each in _statements(self._tree.body, self.hosts))
         )
-        host = Host(lambda: None, [], late, changed - read, [], self._self_name)
+        parts = [part for each in self.hosts for part in ast.walk(each)]
+        own = self._locals - {each.attr for each in parts if isinstance(each, ast.Attribute)}
+        changed -= read
+        host = Host(lambda: None, [], late, changed, changed - own, [], self._self_name)
         functions = compiled_like(
             self._function,
             self._tree,

@@ -107,6 +107,12 @@ class Frame:
         """Return whether the code may ask for the exact type of a value."""
         return "type" in _loads(self.code)[0]
 
+    def reads(self) -> set[str]:
+        """Return attributes and variables outside that the code reads, without called methods."""
+        found = [e for e in dis.get_instructions(self.code) if "NULL|self" not in e.argrepr]
+        kinds = ("LOAD_ATTR", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_NAME")
+        return {str(each.argval) for each in found if each.opname.startswith(kinds)}
+
     def sets(self) -> set[str]:
         """Return the attributes and variables outside that the code sets, or may set items of."""
         found = [each for each in dis.get_instructions(self.code) if "FAST" not in each.opname]

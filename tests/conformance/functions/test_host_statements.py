@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
 import abele
-from helpers.compiled_functions import Task, batch, compiles, stays_eager
+from helpers.compiled_functions import Task, batch, compiles, same_as_plain, stays_eager
 
 COUNT = 0
 
@@ -498,6 +498,80 @@ def test_a_counter_of_a_function_that_is_called_after_it_is_read(wrap):
         return loss * 2
 
     return lambda i: step(*batch(i)), lambda: (task, counter, seen)
+
+
+class Ticker:
+    """A count that other code reads."""
+
+    def __init__(self):
+        self.n, self.seen = 0, []
+
+    @property
+    def due(self):
+        return self.n % 3 == 0
+
+    def __len__(self):
+        return self.n % 3
+
+    def scale(self):
+        return 1.0 + self.n
+
+    def many(self):
+        return len(self.seen) % 3 == 0
+
+    def decays(self, scheduler):
+        return scheduler.last_epoch % 3 == 0
+
+
+READS = {
+    "property": lambda ticker, scheduler: 2.0 if ticker.due else 1.0,
+    "length": lambda ticker, scheduler: 2.0 if len(ticker) else 1.0,
+    "number": lambda ticker, scheduler: ticker.scale(),
+    "list": lambda ticker, scheduler: 2.0 if ticker.many() else 1.0,
+    "epoch": lambda ticker, scheduler: 2.0 if scheduler.last_epoch % 3 else 1.0,
+    "epoch in a method": lambda ticker, scheduler: 2.0 if ticker.decays(scheduler) else 1.0,
+}
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("name", READS)
+def test_code_that_the_function_calls_reads_what_it_changes(name, first):
+    def build(wrap):
+        task, ticker = Task(torch.optim.Adam), Ticker()
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(task.optimizer, 0.9)
+
+        @wrap
+        def step(x, y):
+            before = 1.0 if first else READS[name](ticker, scheduler)
+            loss = task.update(before * task.loss(x, y))
+            ticker.n += 1
+            ticker.seen.append(loss.item())
+            scheduler.step()
+            return loss * (READS[name](ticker, scheduler) if first else 1.0)
+
+        return lambda i: step(*batch(i)), lambda: (task, ticker.n, ticker.seen)
+
+    same_as_plain(build, calls=8)
+
+
+@compiles(programs=1)
+def test_a_check_of_a_counter_at_the_end(wrap):
+    task, counter = Task(), SimpleNamespace(n=0)
+
+    @wrap
+    def step(x, y):
+        loss = task.update(task.loss(x, y))
+        counter.n += 1
+        assert counter.n < 4, "late"
+        return loss
+
+    def call(i):
+        try:
+            return step(*batch(i))
+        except AssertionError:
+            return "late"
+
+    return call, lambda: (task, counter)
 
 
 @compiles(programs=1)
