@@ -547,7 +547,7 @@ class Function:
                 _tracing.active = False
         stands_in = numbers.stand_ins or numbers.items or arguments.arrays
         if stands_in and any(frame.reads_types() for frame in frames):
-            raise CaptureError("Code asks for the type() of values, which stand-ins do not have.")
+            raise CaptureError("Code asks for type() or methods of values, which stand-ins lack.")
         return CompiledCall(
             captured,
             arguments,

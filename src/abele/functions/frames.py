@@ -34,6 +34,7 @@ _MOST = 4000
 _ENVIRONMENT = frozenset({"environ", "getenv"})
 _BY_TEXT = frozenset({"eval", "exec", "globals"})
 _WHOLE = frozenset({"vars", "asdict", "astuple"})  # read all attributes of an object
+_OF_METHODS = frozenset({"callable", "Callable", "Iterable", "Sized", "__len__", "__iter__"})
 _CLOCKS = frozenset(
     {"now", *(name for name in dir(time) if name.startswith(("time", "perf", "mono", "process")))}
 )
@@ -104,8 +105,10 @@ class Frame:
         return getattr(value, "__module__", None) == "time" and callable(value)
 
     def reads_types(self) -> bool:
-        """Return whether the code may ask for the exact type of a value."""
-        return "type" in _loads(self.code)[0]
+        """Return whether the code may ask for the exact type of a value, or for its methods."""
+        variables, names, *_ = _loads(self.code)
+        asks = _OF_METHODS & (variables | names) and not _PACKAGES.search(self.code.co_filename)
+        return "type" in variables or bool(asks)
 
     def reads(self) -> set[str]:
         """Return attributes and variables outside that the code reads, without called methods."""

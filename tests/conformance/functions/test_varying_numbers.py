@@ -304,6 +304,8 @@ ASKED = {
     "method": lambda n, loss: n.bit_length(),
     "attribute": lambda n, loss: hasattr(n, "bit_length"),
     "quotient": lambda n, loss: 1 / (n - 5),
+    "length": lambda n, loss: hasattr(n, "__len__"),
+    "callable": lambda n, loss: callable(n),
 }
 
 
