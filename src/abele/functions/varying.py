@@ -498,7 +498,7 @@ class Followed:
         try:
             if any(type(now(leaves)) is not kind for kind, now in self._kinds):
                 return False
-            if any(bool(e.now(leaves)) is not t is not None for e, t in self._conditions):
+            if any(bool(e.now(leaves)) is not t and t is not None for e, t in self._conditions):
                 return False
             values = [now(leaves) for _, _, now in self._numbers]
         except (ArithmeticError, LookupError, TypeError, ValueError):  # the call will say so

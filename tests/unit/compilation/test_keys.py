@@ -452,6 +452,7 @@ def test_code_of_another_compiler_has_another_key_but_runs_here(program, monkeyp
 NEUTRAL = {
     "abele",
     "abele.compilers",  # starts them
+    "abele.contexts",
     "abele.errors",
     "abele.cpython",
     "abele.libraries",  # which frames are the user's

@@ -100,7 +100,7 @@ def layer_norm(translator: Any, node: torch.fx.Node) -> Any:
 def layer_norm_backward(translator: Any, node: torch.fx.Node) -> Any:
     """Translate ``aten.native_layer_norm_backward`` to kernel calls."""
     grad, x, shape, mean, rstd, weight, _, mask = operands_of(translator, node)
-    if x.dtype is not torch.float32 or not x.size or (weight is None and any(mask[1:])):
+    if not _are_floats(x, weight) or (weight is None and any(mask[1:])):
         return None
     size = math.prod(shape)
     rows = x.size // size
@@ -127,7 +127,7 @@ def layer_norm_backward(translator: Any, node: torch.fx.Node) -> Any:
 def group_norm(translator: Any, node: torch.fx.Node) -> Any:
     """Translate ``aten.native_group_norm`` to a kernel call."""
     x, weight, bias, samples, channels, pixels, groups, eps = operands_of(translator, node)
-    if x.dtype is not torch.float32 or not x.size or weight is None or bias is None:
+    if not _are_floats(x, weight, bias) or weight is None or bias is None:
         return None
     x = in_16_bits(translator, x)
     reads = [_dense(translator, each) for each in (x, weight, bias)]
