@@ -120,9 +120,11 @@ class ReadError(CaptureError):
 class Opaque:
     """A base of stand-ins, whose values no code gets."""
 
-    def __deepcopy__(self, memo: Any) -> Any:
+    def __deepcopy__(self, memo: Any = None) -> Any:
         """Return the stand-in itself, as for numbers."""
         return self
+
+    __copy__ = __deepcopy__
 
     def refuse(self) -> Any:
         """Raise an error: the value was asked for."""
@@ -249,14 +251,17 @@ class Varying(Unread):
         """Return what a function gives for the number and others."""
         return Derived(self._slots, function, self, *others)
 
-    def decides(self, name: str, *others: Any) -> bool:
+    def decides(self, comparison: Callable[..., bool], *others: Any) -> bool:
         """Return whether a comparison is true; the program is for calls in which it is so, too."""
         if not (self._slots.decides and _are_numbers(others)):
             return self.refuse()
-        made = self.computed(getattr(operator, name, bool), *others)
+        made = self.computed(comparison, *others)
         if made.late:
             return made.refuse()
         return bool(self._slots.conditions.setdefault(made.key, (made, bool(made.number)))[1])
+
+    def __bool__(self) -> bool:
+        return self.decides(operator.truth)
 
 
 # The method of a tensor for the other order of operands.
@@ -265,8 +270,9 @@ for _name in (*_MIRRORED, "pow", "mod", "floordiv"):
     _combined: Any = functools.partial(functools.partialmethod, Varying.combined, f"__{_name}__")
     setattr(Varying, f"__{_name}__", _combined(mirrored=_MIRRORED.get(_name)))
     setattr(Varying, f"__r{_name}__", _combined(mirrored=""))
-for _name in ("bool", "lt", "le", "gt", "ge", "eq", "ne"):
-    setattr(Varying, f"__{_name}__", functools.partialmethod(Varying.decides, _name))
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    _comparison: Any = functools.partialmethod(Varying.decides, getattr(operator, _name))
+    setattr(Varying, f"__{_name}__", _comparison)
 for _name, _of in (("neg", operator.neg), ("abs", abs), ("round", round)):
     setattr(Varying, f"__{_name}__", functools.partialmethod(Varying.computed, _of))
 
@@ -285,7 +291,7 @@ class Derived(Varying):
             number = self.refuse()
         keys = (e.key if _is_varying(e) else f"{type(e)} {e!r}" for e in operands)
         super().__init__(self._origins[0].what, number, slots, (function, *keys))
-        if not self.late and function not in (*_EXACT[:3], _EXACT[4]):  # may raise an error
+        if not self.late and function not in _ALWAYS_DEFINED:
             slots.conditions.setdefault((self.key, "raises"), (self, None))
 
     def now(self, leaves: Sequence[Any]) -> Any:
@@ -301,7 +307,7 @@ class Derived(Varying):
         function: Any = self._function
         operands = [each.slot() if _is_varying(each) else each for each in self._operands]
         operands = [float(n) if type(n) is int and abs(n) <= _MOST else n for n in operands]
-        divides = function is _EXACT[3] and _is_varying(self._operands[1])
+        divides = function is _operators.truediv and _is_varying(self._operands[1])
         if function not in _EXACT or divides or not {*map(type, operands)} <= _OPERANDS:
             return self.refuse()
         return function(*operands)
@@ -353,8 +359,11 @@ class Item(Varying):
         raise self.error
 
 
+_operators: Any = operator  # whose stubs are incomplete
+# Functions that raise no error, whatever the numbers.
+_ALWAYS_DEFINED = (_operators.add, _operators.sub, _operators.mul, _operators.neg)
 # Functions that float64 tensors compute as Python does, but for division by zero.
-_EXACT = tuple(getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "neg"))
+_EXACT = (*_ALWAYS_DEFINED, _operators.truediv)
 _OPERANDS = {float, torch.Tensor, _torch.FakeTensor}
 
 
@@ -482,15 +491,18 @@ class Followed:
     Args:
         numbers: those with slots, by the names of these.
         free: all that the program does not depend on, except on their types.
-        conditions: numbers by which Python decides, and whether they are true.
+        conditions: as in ``Slots``.
     """
 
     def __init__(
-        self, numbers: Mapping[str, Varying], free: Iterable[Unread], conditions: Iterable[Any]
+        self,
+        numbers: Mapping[str, Varying],
+        free: Iterable[Unread],
+        conditions: Iterable[tuple[Varying, bool | None]],
     ):
         self._numbers = [(name, each.kind, each.now) for name, each in numbers.items()]
         self._kinds = [(each.kind, each.now) for each in free]
-        self._conditions = conditions
+        self._conditions = [*conditions]
         self.values = {name: float(each.number) for name, each in numbers.items()}
 
     def follow(self, leaves: Sequence[Any], write: Callable[[str, float], None]) -> bool:
