@@ -28,17 +28,17 @@ _MAKERS = (object.__new__, types.SimpleNamespace.__new__)  # that need no argume
 
 
 def flatten(
-    value: Any, is_whole: Callable[[Any], bool] = callable
+    value: Any, is_whole: Callable[[Any], bool] | None = None
 ) -> tuple[list[Any], _Structure, list[Any]]:
     """Return the leaves of nested containers and batches, their structure, and the batches.
 
-    Objects that are ``is_whole`` are leaves.
+    Objects of which ``is_whole`` is true are leaves.
     """
     outer, structure = _torch.flatten(value)
     leaves, kinds, found = list[Any](), list[Any](), list[Any]()
     for leaf in outer:
         fields = _fields(leaf)
-        if fields is None or is_whole(leaf):
+        if fields is None or (is_whole is not None and is_whole(leaf)):
             leaves.append(leaf)
             kinds.append(None)
             continue

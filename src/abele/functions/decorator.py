@@ -164,7 +164,8 @@ class Function:
         self.eager: str | None = None
         self._recording: Recording | None = None
         self._calls, self._failures, self._said = 0, 0, False
-        self._single, self._served = 0, -1  # calls served before the latest one without a program
+        # Calls of single shapes so far, and how many programs had served before the latest call.
+        self._single, self._served = 0, -1
         self._frames = Frames(code_of(function))
         self._promoted: dict[int, frozenset[str]] = {}
         self._replaced = set[Place]()  # which had other tensors at earlier calls

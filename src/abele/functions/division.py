@@ -572,7 +572,7 @@ def _looks_up(statement: ast.Return) -> bool:
 
 
 def _is_detached(node: ast.AST) -> bool:
-    """Return whether a node is part of ``tensor.detach()``."""
+    """Return whether a node is part of a method call that only passes a tensor's value on."""
     called = node.func if isinstance(node, ast.Call) and not node.args else node
     return isinstance(called, ast.Attribute) and called.attr in ("detach", "clone", "cpu", "item")
 

@@ -33,7 +33,7 @@ class Host:
         statements: functions of the host's statements; each returns the variables that it sets.
         late: which statements run at their own place, because nothing traced follows them.
         effects: names of attributes and variables whose objects the statements change.
-        outside: those that are no variables of the function.
+        outside: those of ``effects`` that are no variables of the function.
         receiver: the name of a method's first argument, which the division has looked at.
         shared: returns a value whose containers are ``Shared`` if they exist outside of a call.
         fresh: by event and variable, the ``id`` of a container that the traced call has made.

@@ -30,11 +30,8 @@ _random: Any = torch.random
 _OUTSIDE = (
     *((builtins, "print"), (builtins, "open"), (io, "open")),
     *((os, name) for name in ("stat", "lstat", "listdir", "scandir", "getcwd")),
-    *(
-        (torch, name)
-        for name in ("initial_seed", "get_num_threads", "get_float32_matmul_precision")
-    ),
-    (np, "geterr"),
+    *((torch, "initial_seed"), (torch, "get_num_threads")),
+    *((torch, "get_float32_matmul_precision"), (np, "geterr")),
 )
 _OWN = (__file__, inspect.getfile(inspect.unwrap(replaced)))
 
