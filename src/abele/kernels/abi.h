@@ -69,7 +69,8 @@ ABELE_API int abele_conv_backward(const AbeleConv* conv, const float* grad, cons
                                   float* grad_bias, int threads);
 
 // The sizes of blocks decide about memory: tiles of a block; floats and tiles of a chunk of the weight
-// gradient; floats and number of its partial sums; channels from which on rows are padded.
+// gradient, and its tiles of 4x4 outputs; floats and number of its partial sums; channels from which on
+// rows are padded; input channels of a panel of weights, and of a task of the weight gradient.
 enum {
   ABELE_WINOGRAD_BLOCK = 112,
   ABELE_WINOGRAD_CHUNK_FLOATS = 65536,
@@ -78,7 +79,9 @@ enum {
   ABELE_WINOGRAD_PARTS_FLOATS = 4194304,
   ABELE_WINOGRAD_MOST_PARTS = 16,
   ABELE_WINOGRAD_LONG_ROW = 64,
-  ABELE_WINOGRAD_LARGE_CHUNK = 128
+  ABELE_WINOGRAD_LARGE_CHUNK = 128,
+  ABELE_WINOGRAD_DEPTH = 128,
+  ABELE_WINOGRAD_TASK_ROWS = 64
 };
 
 // The same two for many channels, by Winograd's F(2x2, 3x3): less than half of the products of the

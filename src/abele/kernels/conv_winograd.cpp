@@ -24,7 +24,7 @@ constexpr Index CHUNK_FLOATS = ABELE_WINOGRAD_CHUNK_FLOATS;
 constexpr Index LEAST_CHUNK = ABELE_WINOGRAD_LEAST_CHUNK, MOST_CHUNK = ABELE_WINOGRAD_MOST_CHUNK;
 constexpr Index PARTS_FLOATS = ABELE_WINOGRAD_PARTS_FLOATS, MOST_PARTS = ABELE_WINOGRAD_MOST_PARTS;
 // Channels of weights that are transformed at once, and input channels of a task.
-constexpr Index SEGMENT = 16, TASK_ROWS = 64;
+constexpr Index SEGMENT = 16, TASK_ROWS = ABELE_WINOGRAD_TASK_ROWS;
 
 struct Packing {
   const void* weight;

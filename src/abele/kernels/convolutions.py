@@ -178,8 +178,6 @@ _LARGE_EDGE, _FEWER, _FEW_TILES, _MANY_CHANNELS = 4, 0.9, 8, 1 << 17
 # time with weights in its own order; with 16 channels or tiles 0.93 to 2. In training they take
 # 0.4 to 0.9; 1.15 where weights are many and more outputs of tiles lie beyond the image.
 _LEAST_OF_BFLOAT16, _MOST_BEYOND = 32, 1.2
-# Input channels of a panel of weights that a thread packs, and of sums of weight gradients.
-_DEEP, _TASK_ROWS = 128, 64
 
 
 def _winograd_gains(convolution: Convolution) -> bool:
@@ -283,7 +281,7 @@ def _of_pass(convolution: Convolution, outputs: int, inputs: int, lanes: int) ->
     blocks = min(-(-tiles // block // threads) * threads, tiles)
     of_block = points * (-(-tiles // max(blocks, 1)) * _rows(convolution, lanes) + 2 * lanes)
     # A single block meets each panel of weights where a thread packs it.
-    panels = threads * points * min(inputs, _DEEP) * 2 * lanes
+    panels = threads * points * min(inputs, CONSTANTS["ABELE_WINOGRAD_DEPTH"]) * 2 * lanes
     weights = points * _padded(outputs, lanes) * inputs if blocks > 1 else panels
     return _FLOAT * (weights + threads * of_block)
 
@@ -303,7 +301,8 @@ def _of_weight_gradient(convolution: Convolution, lanes: int) -> int:
     parts = min(parts, CONSTANTS["ABELE_WINOGRAD_MOST_PARTS"], -(-tiles // chunk))
     chunk = min(chunk, -(-tiles // max(parts, 1)))
     rooms = threads if parts % threads == 0 or parts >= 4 * threads else 1
-    of_tasks = threads * points * min(inputs, _TASK_ROWS) * 2 * lanes
+    task = min(inputs, CONSTANTS["ABELE_WINOGRAD_TASK_ROWS"])
+    of_tasks = threads * points * task * 2 * lanes
     sums = parts * size if parts > 1 or chunk < tiles else of_tasks
     return _FLOAT * (sums + rooms * points * (chunk * rows + 2 * lanes))
 

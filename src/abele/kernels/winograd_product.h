@@ -8,7 +8,7 @@ namespace abele::winograd::ABELE_LENGTH {
 
 // Channels whose products are summed in registers, so that what they meet stays in the nearest
 // cache.
-constexpr Index DEPTH = 128;
+constexpr Index DEPTH = ABELE_WINOGRAD_DEPTH;
 constexpr Index PANEL = TILE_COLS * LANES;
 
 // The weights as [points][panel][in][columns of the panel], for the way back turned around.
