@@ -68,9 +68,10 @@ ABELE_API int abele_conv_backward(const AbeleConv* conv, const float* grad, cons
                                   const float* weight, float* grad_x, float* grad_weight,
                                   float* grad_bias, int threads);
 
-// The sizes of blocks decide about memory: tiles of a block; floats and tiles of a chunk of the weight
-// gradient, and its tiles of 4x4 outputs; floats and number of its partial sums; channels from which on
-// rows are padded; input channels of a panel of weights, and of a task of the weight gradient.
+// The sizes of blocks decide about memory. Of tiles with 2x2 outputs: tiles of a block; floats and tiles
+// of a chunk of the weight gradient, floats and number of its partial sums. Channels from which on rows
+// are padded. With 4x4 outputs: tiles of a chunk, floats and number of partial sums. Input channels of a
+// panel of weights, and of a task of the weight gradient.
 enum {
   ABELE_WINOGRAD_BLOCK = 112,
   ABELE_WINOGRAD_CHUNK_FLOATS = 65536,
@@ -80,6 +81,8 @@ enum {
   ABELE_WINOGRAD_MOST_PARTS = 16,
   ABELE_WINOGRAD_LONG_ROW = 64,
   ABELE_WINOGRAD_LARGE_CHUNK = 128,
+  ABELE_WINOGRAD_LARGE_PARTS_FLOATS = 1310720,
+  ABELE_WINOGRAD_LARGE_MOST_PARTS = 4,
   ABELE_WINOGRAD_DEPTH = 128,
   ABELE_WINOGRAD_TASK_ROWS = 64
 };

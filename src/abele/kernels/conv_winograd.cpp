@@ -23,6 +23,9 @@ constexpr Index FEW_TILES = 32, MANY_WEIGHTS = 1 << 18;
 constexpr Index CHUNK_FLOATS = ABELE_WINOGRAD_CHUNK_FLOATS;
 constexpr Index LEAST_CHUNK = ABELE_WINOGRAD_LEAST_CHUNK, MOST_CHUNK = ABELE_WINOGRAD_MOST_CHUNK;
 constexpr Index PARTS_FLOATS = ABELE_WINOGRAD_PARTS_FLOATS, MOST_PARTS = ABELE_WINOGRAD_MOST_PARTS;
+// Of the large form fewer: its sums are larger.
+constexpr Index LARGE_PARTS_FLOATS = ABELE_WINOGRAD_LARGE_PARTS_FLOATS;
+constexpr Index LARGE_MOST_PARTS = ABELE_WINOGRAD_LARGE_MOST_PARTS;
 // Channels of weights that are transformed at once, and input channels of a task.
 constexpr Index SEGMENT = 16, TASK_ROWS = ABELE_WINOGRAD_TASK_ROWS;
 
@@ -197,9 +200,11 @@ struct Cuts {
         rows(ceil_div(in, blocks)), panels(ceil_div(out, PANEL)) {
     // Each chunk reads and writes all sums.
     const Index floats = std::max(CHUNK_FLOATS, size());
+    const bool large = POINTS == Large::POINTS;
     chunk = std::clamp(floats / (POINTS * (pitch(in) + pitch(out))), LEAST_CHUNK, MOST_CHUNK);
-    parts = std::clamp<Index>(PARTS_FLOATS / size(), 1, MOST_PARTS);
-    if (POINTS == Large::POINTS) chunk = ABELE_WINOGRAD_LARGE_CHUNK, parts = 1;
+    if (large) chunk = ABELE_WINOGRAD_LARGE_CHUNK;
+    parts = std::clamp<Index>((large ? LARGE_PARTS_FLOATS : PARTS_FLOATS) / size(), 1,
+                              large ? LARGE_MOST_PARTS : MOST_PARTS);
     parts = std::min(parts, ceil_div(grads.count(), chunk));
     // A chunk has no more tiles than a part: no memory is taken for others.
     chunk = std::min(chunk, std::max<Index>(ceil_div(grads.count(), parts), 1));

@@ -292,13 +292,14 @@ def _of_weight_gradient(convolution: Convolution, lanes: int) -> int:
     threads, (points, edge) = torch.get_num_threads(), _form(convolution)
     tiles, rows = _tiles(convolution, edge), _rows(convolution, lanes)
     size = points * inputs * _padded(outputs, lanes)
+    large = "LARGE_" if points == _LARGE_POINTS else ""
     chunk = max(CONSTANTS["ABELE_WINOGRAD_CHUNK_FLOATS"], size) // (points * rows)
     least = CONSTANTS["ABELE_WINOGRAD_LEAST_CHUNK"]
     chunk = min(max(chunk, least), CONSTANTS["ABELE_WINOGRAD_MOST_CHUNK"])
-    parts = max(CONSTANTS["ABELE_WINOGRAD_PARTS_FLOATS"] // size, 1)
-    if points == _LARGE_POINTS:
-        chunk, parts = CONSTANTS["ABELE_WINOGRAD_LARGE_CHUNK"], 1
-    parts = min(parts, CONSTANTS["ABELE_WINOGRAD_MOST_PARTS"], -(-tiles // chunk))
+    if large:
+        chunk = CONSTANTS["ABELE_WINOGRAD_LARGE_CHUNK"]
+    parts = max(CONSTANTS[f"ABELE_WINOGRAD_{large}PARTS_FLOATS"] // size, 1)
+    parts = min(parts, CONSTANTS[f"ABELE_WINOGRAD_{large}MOST_PARTS"], -(-tiles // chunk))
     chunk = min(chunk, -(-tiles // max(parts, 1)))
     rooms = threads if parts % threads == 0 or parts >= 4 * threads else 1
     task = min(inputs, CONSTANTS["ABELE_WINOGRAD_TASK_ROWS"])

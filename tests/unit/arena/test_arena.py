@@ -176,8 +176,8 @@ def test_a_loop_that_keeps_results_until_there_are_new_ones_takes_memory_for_two
     assert done.returncode == 0, done.stderr
     times = [float(line) for line in done.stdout.splitlines()]
     assert len(times) == 3
-    for each in times:
-        assert 1 <= each < 2.3  # torch's own allocator: 3 to 7
+    assert times[1] >= 1  # small tensors may have memory that imports have freed
+    assert max(times) < 2.3  # torch's own allocator: 3 to 7
 
 
 def test_large_tensors_without_a_place_are_aligned_and_seen_by_the_profiler(library):
