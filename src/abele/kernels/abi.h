@@ -71,7 +71,8 @@ ABELE_API int abele_conv_backward(const AbeleConv* conv, const float* grad, cons
 // The sizes of blocks decide about memory. Of tiles with 2x2 outputs: tiles of a block; floats and tiles
 // of a chunk of the weight gradient, floats and number of its partial sums. Channels from which on rows
 // are padded. With 4x4 outputs: tiles of a chunk, floats and number of partial sums. Input channels of a
-// panel of weights, and of a task of the weight gradient.
+// panel of weights, and of a task of the weight gradient. Tiles at most, and floats of weights and panels of
+// a thread at least, where each thread has panels of its own.
 enum {
   ABELE_WINOGRAD_BLOCK = 112,
   ABELE_WINOGRAD_CHUNK_FLOATS = 65536,
@@ -84,7 +85,10 @@ enum {
   ABELE_WINOGRAD_LARGE_PARTS_FLOATS = 1310720,
   ABELE_WINOGRAD_LARGE_MOST_PARTS = 4,
   ABELE_WINOGRAD_DEPTH = 128,
-  ABELE_WINOGRAD_TASK_ROWS = 64
+  ABELE_WINOGRAD_TASK_ROWS = 64,
+  ABELE_WINOGRAD_FEW_TILES = 256,
+  ABELE_WINOGRAD_MANY_WEIGHTS = 262144,
+  ABELE_WINOGRAD_OWN_PANELS = 4
 };
 
 // The same two for many channels, by Winograd's F(2x2, 3x3): less than half of the products of the

@@ -15,9 +15,10 @@ namespace {
 
 // Tiles of the small form that a thread takes through all steps at once.
 constexpr Index BLOCK = ABELE_WINOGRAD_BLOCK;
-// Threads with fewer tiles each share weights of so many floats: reading them would take longer than
-// multiplying.
-constexpr Index FEW_TILES = 32, MANY_WEIGHTS = 1 << 18;
+// So many tiles at most meet weights of so many floats at least panel by panel, of which each thread has
+// so many at least.
+constexpr Index FEW_TILES = ABELE_WINOGRAD_FEW_TILES, MANY_WEIGHTS = ABELE_WINOGRAD_MANY_WEIGHTS;
+constexpr Index OWN_PANELS = ABELE_WINOGRAD_OWN_PANELS;
 // Of the gradient of weights: floats of transformed tiles that stay in cache, tiles that they are
 // at least and at most, floats of all sums, and how many sums.
 constexpr Index CHUNK_FLOATS = ABELE_WINOGRAD_CHUNK_FLOATS;
@@ -84,8 +85,8 @@ Weights pack(const Packing& from, int threads, float* packed) {
   return {in, out, packed};
 }
 
-// The products of a block of tiles with a panel of weights that nobody else reads: they are packed
-// channel by channel, in memory of POINTS * DEPTH * PANEL floats.
+// The products of tiles with a panel of weights, which are packed channel by channel, in memory of
+// POINTS * (DEPTH * PANEL + LANES) floats: c[point][tile][columns of the panel].
 template <class Form>
 void multiply_unpacked(const Packing& weights, Index first, const float* a, Index matrix, Index count,
                        float* room, float* c, Index of_products) {
@@ -97,9 +98,35 @@ void multiply_unpacked(const Packing& weights, Index first, const float* a, Inde
       pack_some<Form>(weights, first + lanes, k, depth, point, columns, room + lanes);
     for (Index p = 0; p < Form::POINTS; ++p)
       multiply_rows({depth, a + p * matrix + k, pitch(weights.in), 1, room + p * point, columns,
-                     c + p * of_products + first, pitch(weights.out), 0, k > 0},
+                     c + p * of_products, columns, 0, k > 0},
                     count, columns / LANES);
   }
+}
+
+// Few tiles and many weights: each thread computes panels of output channels from all tiles. It packs
+// the weights of these alone, and transforms the tiles once more, which is less than threads on distant
+// cores would read of each other.
+template <class Form, class T>
+void convolve_by_panels(const Tiles& from, const Tiles& to, const T* x, const Packing& weights,
+                        const Finish& finish, T* y, int threads, Scratch& scratch) {
+  constexpr Index POINTS = Form::POINTS;
+  const Index tiles = to.count(), panels = ceil_div(to.channels, PANEL);
+  const Index matrix = matrix_size(tiles, from.channels), of_products = tiles * PANEL + LANES;
+  const Index of_weights = std::min(DEPTH, from.channels) * PANEL + LANES;
+  const Index room = POINTS * (matrix + of_products + of_weights) + PANEL;
+  float* memory = scratch.take<float>(threads * room);
+  const float* zeros = scratch.zeros<float>(padded(from.channels));
+  on_threads(threads, [&](Index thread, Index size) {
+    const auto [first, count] = part(panels, size, thread);
+    float *inputs = memory + thread * room, *products = inputs + POINTS * matrix;
+    float *packed = products + POINTS * of_products, *nowhere = packed + POINTS * of_weights;
+    if (count > 0) transform_tiles<Form, Inputs>(from, x, zeros, 0, tiles, matrix, inputs);
+    for (Index panel = first * PANEL; panel < (first + count) * PANEL; panel += PANEL) {
+      multiply_unpacked<Form>(weights, panel, inputs, matrix, tiles, packed, products, of_products);
+      write_tiles<Form>(to, std::min(PANEL, to.channels - panel), products, of_products, 0, tiles,
+                        {finish.bias + panel, finish.slope, finish.adds}, nowhere, y + panel);
+    }
+  });
 }
 
 // As many blocks as keep all threads busy for the same time.
@@ -113,22 +140,21 @@ void convolve(const Tiles& from, const Tiles& to, const T* x, const Packing& unp
   constexpr Index POINTS = Form::POINTS;
   if (to.count() == 0) return;
   Weights weights = {unpacked.in, unpacked.out, packed};
+  const Index panels = ceil_div(padded(to.channels), PANEL);
+  if (packed == nullptr && !is_shallow(weights) && to.count() <= FEW_TILES &&
+      panels >= OWN_PANELS * threads && POINTS * weights.in * weights.out >= MANY_WEIGHTS)
+    return convolve_by_panels<Form>(from, to, x, unpacked, finish, y, threads, scratch);
   Index blocks = blocks_of(to.count(), BLOCK * Small::POINTS / POINTS, threads);
   // Fewer tiles are summed in another order: bits would depend on the number of threads.
   if (is_shallow(weights)) blocks = std::min(blocks, std::max<Index>(to.count() / HIGH_ROWS, 1));
-  if (to.count() < FEW_TILES * threads && POINTS * weights.in * weights.out >= MANY_WEIGHTS)
-    blocks = 1;
-  const Index most = ceil_div(to.count(), blocks), panels = ceil_div(padded(to.channels), PANEL);
+  const Index most = ceil_div(to.count(), blocks);
   const Index inputs = POINTS * matrix_size(most, from.channels);
   const Index products = POINTS * matrix_size(most, to.channels);
   const Index rooms = blocks_per_thread(blocks, threads) ? threads : 1;
   float* memory = scratch.take<float>(rooms * (inputs + products));
   const float* zeros = scratch.zeros<float>(padded(from.channels));
   float* nowhere = scratch.take<float>(threads * padded(to.channels));
-  const bool packs = packed == nullptr && blocks == 1 && !is_shallow(weights);
-  const Index room = POINTS * (std::min(DEPTH, weights.in) * PANEL + LANES);
-  float* own_panels = scratch.take<float>(packs ? threads * room : 0);
-  if (packed == nullptr && !packs)
+  if (packed == nullptr)
     weights = pack<Form>(unpacked, threads,
                          scratch.take<float>(POINTS * padded(weights.out) * weights.in));
   with_teams(blocks, threads, [&](const Team& team, Index thread) {
@@ -141,17 +167,14 @@ void convolve(const Tiles& from, const Tiles& to, const T* x, const Packing& unp
       transform_tiles<Form, Inputs>(from, x, zeros, first + at, own, matrix,
                                     mine + at * pitch(from.channels));
       team.wait();
-      team.share(packs ? panels : POINTS * panels, [&, count = count](Index task) {
-        if (packs)
-          return multiply_unpacked<Form>(unpacked, task * PANEL, mine, matrix, count,
-                                         own_panels + thread * room, mine + inputs, of_products);
+      team.share(POINTS * panels, [&, count = count](Index task) {
         const Index p = task / panels;
         multiply(weights, p, task % panels * PANEL, mine + p * matrix, count,
                  mine + inputs + p * of_products);
       });
       team.wait();
-      write_tiles<Form>(to, mine + inputs + at * pitch(to.channels), of_products, first + at, own,
-                        finish, nowhere + thread * padded(to.channels), y);
+      write_tiles<Form>(to, to.channels, mine + inputs + at * pitch(to.channels), of_products,
+                        first + at, own, finish, nowhere + thread * padded(to.channels), y);
       team.wait();
     }
   });

@@ -275,14 +275,18 @@ def _winograd_scratch(convolution: Convolution) -> int:
 
 
 def _of_pass(convolution: Convolution, outputs: int, inputs: int, lanes: int) -> int:
-    """Return workspace bytes of Winograd forward or input gradient: weights, a block per thread."""
+    """Return workspace bytes of Winograd forward or input gradient: weights, tiles per thread."""
     threads, (points, edge) = torch.get_num_threads(), _form(convolution)
     tiles, block = _tiles(convolution, edge), CONSTANTS["ABELE_WINOGRAD_BLOCK"] * _POINTS // points
+    panel, weights = 2 * lanes, points * _padded(outputs, lanes) * inputs
+    many = points * outputs * inputs >= CONSTANTS["ABELE_WINOGRAD_MANY_WEIGHTS"]
+    many &= -(-outputs // panel) >= CONSTANTS["ABELE_WINOGRAD_OWN_PANELS"] * threads
+    if many and tiles <= CONSTANTS["ABELE_WINOGRAD_FEW_TILES"]:
+        depth = min(inputs, CONSTANTS["ABELE_WINOGRAD_DEPTH"])
+        floats = tiles * (_pitch(inputs, lanes) + panel) + depth * panel + 3 * lanes
+        return _FLOAT * threads * (points * floats + panel)
     blocks = min(-(-tiles // block // threads) * threads, tiles)
     of_block = points * (-(-tiles // max(blocks, 1)) * _rows(convolution, lanes) + 2 * lanes)
-    # A single block meets each panel of weights where a thread packs it.
-    panels = threads * points * min(inputs, CONSTANTS["ABELE_WINOGRAD_DEPTH"]) * 2 * lanes
-    weights = points * _padded(outputs, lanes) * inputs if blocks > 1 else panels
     return _FLOAT * (weights + threads * of_block)
 
 

@@ -50,12 +50,13 @@ struct Finish {
   bool adds;  // what the results are written over is added before the activation
 };
 
-// Writes the outputs of tiles from their matrices; pixels beside the image go to `nowhere`.
+// Writes some channels of the outputs of tiles from their matrices; `data` begins at the first of them.
+// Pixels beside the image go to `nowhere`.
 template <class Form, class T>
-void write_tiles(const Tiles& tiles, const float* from, Index matrix, Index first, Index count,
-                 const Finish& finish, float* nowhere, T* data) {
+void write_tiles(const Tiles& tiles, Index channels, const float* from, Index matrix, Index first,
+                 Index count, const Finish& finish, float* nowhere, T* data) {
   constexpr int SIZE = Form::SIZE;
-  const Index whole = tiles.channels / LANES * LANES, rest = tiles.channels - whole;
+  const Index whole = channels / LANES * LANES, rest = channels - whole;
   T* outside = reinterpret_cast<T*>(nowhere);
   tiles.walk<Form::EDGE>(first, count, data, outside, [&](const auto& pixel) {
     const auto some = [&](Index c, const auto& load_pixel, const auto& store_pixel) {
@@ -73,7 +74,7 @@ void write_tiles(const Tiles& tiles, const float* from, Index matrix, Index firs
     if (rest > 0)
       some(whole, [&](const T* at) { return load_some(at, rest); },
            [&](T* to, Vec value) { store_some(to, value, rest); });
-    from += pitch(tiles.channels);
+    from += pitch(channels);
   });
 }
 

@@ -157,6 +157,7 @@ def _winograd() -> Iterator[_Sizes]:
         yield _Sizes(*shape, (3, 3), (1, 1), (pad, pad), 1)
     yield _Sizes(4, 16, 17, 32, 16, (3, 3), (1, 1), (1, 1), 1)
     yield _Sizes(3, 20, 31, 45, 40, (3, 3), (1, 1), (1, 1), 1)
+    yield _Sizes(2, 130, 7, 6, 150, (3, 3), (1, 1), (1, 1), 1)
 
 
 def _pointwise() -> Iterator[_Sizes]:
