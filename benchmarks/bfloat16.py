@@ -6,7 +6,8 @@
     python benchmarks/bfloat16.py --products
     python benchmarks/bfloat16.py --medium
 
-Training with Adam, and inference, of ``model.bfloat16()``. With ``--errors``: how far weights are
+Training with Adam, and inference, of ``model.bfloat16()``; records say how far apart the cores were
+(``core_distance.py``), in ns before each window. With ``--errors``: how far weights are
 from those of float64 after six steps of Adam, as a part of what training changed, also with
 ``torch.autocast``. With ``--products``: GFMA/s of oneDNN's bfloat16 GEMMs, and of abele's kernel,
 which reads bfloat16, too. With ``--medium``: float32 networks by plain PyTorch, by abele, and by
@@ -27,6 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import core_distance
 import harness
 import torch
 from torch import nn
@@ -138,18 +140,32 @@ def measure(name: str, windows: int, clock: Callable[[], float]) -> dict[str, An
     steps["abele"] = ours(*made(name, torch.bfloat16))[0]
     result = {}
     for mode, pair in (("training", steps), ("inference", inference(name))):
-        rates = rates_of(pair, windows, clock)
-        result[mode] = {"ratio": harness.ratios(rates, "eager")["abele"], "step_per_s": rates}
+        distances: list[float | None] = []
+        rates = rates_of(pair, windows, clock, distances)
+        ratio = harness.ratios(rates, "eager")["abele"]
+        result[mode] = {"ratio": ratio, "step_per_s": rates, "core_distance_ns": distances}
     return result
 
 
 def rates_of(
-    steps: dict[str, Callable[[], Any]], windows: int, clock: Callable[[], float]
+    steps: dict[str, Callable[[], Any]],
+    windows: int,
+    clock: Callable[[], float],
+    distances: list[float | None] | None = None,
 ) -> dict[str, Any]:
-    """Return rates of steps in windows that take turns, by a clock in seconds."""
+    """Return rates of steps in windows that take turns, by a clock in seconds.
+
+    Args:
+        steps: by name.
+        windows: of each.
+        clock: returns seconds.
+        distances: gets the time from one core to the other before each turn, in ns.
+    """
     counts = {name: harness.calibrate(step, 0.3, warm=2) for name, step in steps.items()}
     rates: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(max(windows, harness.MIN_WINDOWS)):
+        if distances is not None:
+            distances.append(core_distance.nanoseconds())
         for name, step in steps.items():
             began = clock()
             for _ in range(counts[name]):
