@@ -18,7 +18,7 @@ import gc
 import sys
 import threading
 import types
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, ParamSpec, TypeVar, cast
 
 from abele.locks import Lock
@@ -36,63 +36,84 @@ def uncollected() -> Generator[None]:
             gc.enable()
 
 
-_Watcher = Callable[[types.FrameType, str, Any], Any]
+_Watcher = tuple[Callable[[types.FrameType, str, Any], None], Mapping[types.CodeType, bool]]
 _watchers: dict[int, _Watcher] = {}  # by thread
 _changing = Lock()
-#: What a watcher returns for code of which it needs to see no further calls.
-IGNORED: Any = sys.monitoring.DISABLE if sys.version_info >= (3, 12) else None
+# Numbers that Python gives to no kind of tool: debuggers, coverage and profilers have their own,
+# and may start during a capture.
+_NUMBERS = (3, 4)
 
 
 @contextlib.contextmanager
-def calls_passed_to(watcher: _Watcher) -> Generator[None]:
-    """Pass the frame of each function that this thread calls to a watcher, in a ``with`` block."""
+def calls_passed_to(
+    watcher: Callable[[types.FrameType, str, Any], None], ignored: Mapping[types.CodeType, bool]
+) -> Generator[None]:
+    """Pass the frame of each function that this thread calls to a watcher, in a ``with`` block.
+
+    Args:
+        watcher: a trace function for calls alone.
+        ignored: says of code that was called whether the watcher needs to see no further calls.
+    """
     outer, tracer = _watchers.get(threading.get_ident()), sys.gettrace()
-    _watch(watcher, watcher)
+    if not _watch((watcher, ignored)):
+        sys.settrace(watcher)
     try:
         yield
     finally:
-        _watch(outer, tracer)
+        _watch(outer)
+        if sys.gettrace() is watcher:  # and not a debugger that the user's code has started
+            sys.settrace(tracer)
 
 
-def _watch(watcher: _Watcher | None, tracer: Any) -> None:
-    """Set this thread's watcher, and its trace function where Python has nothing faster."""
+def _watch(watcher: _Watcher | None) -> bool:
+    """Set this thread's watcher; return whether ``sys.monitoring`` has a number left for it."""
     with _changing:
         _watchers.pop(threading.get_ident(), None)
         if watcher is not None:
             _watchers[threading.get_ident()] = watcher
-        if sys.version_info >= (3, 12):
-            started = sys.monitoring.events.PY_START | sys.monitoring.events.PY_RESUME
-            sys.monitoring.set_events(_tool(), started if _watchers else 0)
-            return sys.monitoring.restart_events()  # of code that other watchers have ignored
-    return sys.settrace(tracer)
+        if sys.version_info < (3, 12):
+            return False
+        monitoring = sys.monitoring
+        users = [*map(monitoring.get_tool, _NUMBERS)]
+        user = "abele" if "abele" in users else None
+        if user not in users:
+            return False
+        tool = _NUMBERS[users.index(user)]
+
+        def started(code: types.CodeType, offset: int) -> Any:
+            found = _watchers.get(threading.get_ident())
+            if found is None:
+                return None
+            found[0](sys._getframe(1), "call", None)
+            alone = len(_watchers) == 1  # code is disabled for all threads
+            return monitoring.DISABLE if alone and found[1].get(code) else None
+
+        if user is None:
+            monitoring.use_tool_id(tool, "abele")
+        kinds = (monitoring.events.PY_START, monitoring.events.PY_RESUME)
+        for kind in kinds:
+            monitoring.register_callback(tool, kind, started if _watchers else None)
+        monitoring.set_events(tool, sum(kinds) if _watchers else 0)
+        # Code that one watcher ignored may concern the next one, or another tool of this number.
+        monitoring.restart_events()
+        if not _watchers:
+            monitoring.free_tool_id(tool)
+    return True
 
 
-@functools.cache
-def _tool() -> int:
-    """Register at ``sys.monitoring``; return the number of the tool."""
-    if sys.version_info < (3, 12):
-        raise NotImplementedError
-    monitoring = sys.monitoring
-    tool = next(each for each in (4, 3, 5, 2, 1, 0) if monitoring.get_tool(each) is None)
-
-    def started(code: types.CodeType, offset: int) -> Any:
-        watcher = _watchers.get(threading.get_ident())
-        return None if watcher is None else watcher(sys._getframe(1), "call", None)
-
-    monitoring.use_tool_id(tool, "abele")
-    for event in (monitoring.events.PY_START, monitoring.events.PY_RESUME):
-        monitoring.register_callback(tool, event, started)
-    return tool
+def is_watched() -> bool:
+    """Return whether a watcher sees the calls of this thread."""
+    return threading.get_ident() in _watchers
 
 
 @contextlib.contextmanager
 def unwatched() -> Generator[None]:
-    """Suspend this thread's watcher in a ``with`` block where no code of the user's runs.
+    """Suspend tracing for this thread's watcher in a ``with`` block without code of the user's.
 
     Under a trace function each instruction takes about three times as long.
     """
     tracer = sys.gettrace()
-    suspends = tracer is not None and tracer is _watchers.get(threading.get_ident())
+    suspends = tracer is not None and tracer is _watchers.get(threading.get_ident(), (None,))[0]
     if suspends:
         sys.settrace(None)
     try:

@@ -183,9 +183,9 @@ class Frames:
 
     def watching(self) -> contextlib.AbstractContextManager[None]:
         """Note the functions that this thread calls in a ``with`` block."""
-        return cpython.calls_passed_to(self._called)
+        return cpython.calls_passed_to(self._called, self._library)
 
-    def _called(self, frame: types.FrameType, event: str, arg: Any) -> Any:
+    def _called(self, frame: types.FrameType, event: str, arg: Any) -> None:
         code = frame.f_code
         is_library = self._library.get(code)
         if is_library is None:
@@ -195,11 +195,8 @@ class Frames:
             is_library = is_library or code in collects or _is_of_library(file)
             is_library = code is not self._own and is_library
             self._library[code] = is_library
-        if is_library:
-            return cpython.IGNORED
-        if len(self._seen) < _MOST and not _is_imported(frame):
+        if not is_library and len(self._seen) < _MOST and not _is_imported(frame):
             self._note(frame)
-        return None
 
     def _note(self, frame: types.FrameType) -> None:
         if frame.f_code.co_name == "__getattr__":

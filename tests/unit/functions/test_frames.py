@@ -92,10 +92,71 @@ def test_a_debuggers_trace_function_is_put_back():
         with Frames(None).watching(), cpython.unwatched():
             pass
         inner(1)
+        sys.settrace(before)
+        with Frames(None).watching():
+            sys.settrace(tracer)  # as breakpoint() does
         assert sys.gettrace() is tracer
     finally:
         sys.settrace(before)
     assert "inner" in events
+
+
+@pytest.fixture(params=[(), (3,), range(6)], ids=["no tool", "one tool", "all tools"])
+def tools(request):
+    """Other tools of ``sys.monitoring``, each with the functions that it sees start."""
+    monitoring, seen = getattr(sys, "monitoring", None), {each: [] for each in request.param}
+    if seen and monitoring is None:
+        pytest.skip("Python 3.11 has no tools")
+    for number, names in seen.items():
+        monitoring.use_tool_id(number, f"tool {number}")
+        monitoring.register_callback(
+            number, monitoring.events.PY_START, lambda code, _, to=names: to.append(code.co_name)
+        )
+        monitoring.set_events(number, monitoring.events.PY_START)
+    yield seen
+    if monitoring is not None:
+        users = [monitoring.get_tool(each) for each in range(6)]
+        assert users == [f"tool {each}" if each in seen else None for each in range(6)]
+    for number in seen:
+        assert monitoring.get_events(number) == monitoring.events.PY_START
+        monitoring.set_events(number, 0)
+        monitoring.register_callback(number, monitoring.events.PY_START, None)
+        monitoring.free_tool_id(number)
+
+
+def test_frames_are_seen_beside_any_tools(tools):
+    def items():
+        yield inner(1)
+        raise ValueError("stopped")
+
+    for _ in range(2):  # the second one gets the number that the first one has freed
+        frames = Frames(None)
+        with pytest.raises(ValueError, match="stopped"), frames.watching():
+            list(items())
+        assert {each.code.co_name for each in frames} == {"items", "inner"}
+    for names in tools.values():
+        assert names.count("inner") == 2
+
+
+def test_code_that_one_thread_ignores_is_seen_by_another(tools):
+    ignoring, watching = Frames(None), Frames(os.path.join.__code__)
+    begun, over = threading.Event(), threading.Event()
+
+    def ignore():
+        with ignoring.watching():
+            os.path.join("a", "b")
+            begun.set()
+            over.wait()
+
+    with watching.watching():
+        thread = threading.Thread(target=ignore)
+        thread.start()
+        begun.wait()
+        os.path.join("a", "b")
+        over.set()
+        thread.join()
+    assert os.path.join.__code__ in [each.code for each in watching]
+    assert os.path.join.__code__ not in [each.code for each in ignoring]
 
 
 def test_calls_outside_of_the_block_and_of_other_threads_are_not_seen():
