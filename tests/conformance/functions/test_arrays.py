@@ -14,6 +14,7 @@ def arrays(i, rows=4):
 
 CONVERSIONS = {
     "from_numpy": lambda x, y: (torch.from_numpy(x).float(), torch.from_numpy(y)),
+    "from_dlpack": lambda x, y: (torch.from_dlpack(x).float(), torch.from_dlpack(y)),
     "as_tensor": lambda x, y: (torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(y)),
     "tensor": lambda x, y: (torch.tensor(x, dtype=torch.float32), torch.tensor(y)),
     "asarray": lambda x, y: (torch.asarray(x, dtype=torch.float32), torch.asarray(y)),
