@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
 
 import torch
 
-from abele import _torch, targets
+from abele import _torch, cpython, targets
 from abele._torch.replicas import CHANGING
 from abele.capture.diagnose import user_frame
 from abele.compilation import start as start_mode
@@ -276,7 +276,7 @@ class Function:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function, by a program if there is one for these arguments."""
         plain = self.eager is not None and not self.programs
-        if plain or getattr(_tracing, "active", False):
+        if plain or cpython.is_watched():  # as a part of another function, which sees its code
             return self.function(*args, **kwargs)
         if _torch.is_observed():
             _warn_of_observers()
@@ -407,15 +407,18 @@ class Function:
     ) -> Any:
         """Call the function after a capture that may succeed at another call.
 
-        An error of the call itself says nothing of captures, if there have been some.
+        An error of the call itself says nothing of captures, if there have been some, and neither
+        does code that runs for the first time.
         """
-        failed = True
+        failed, known = True, {each.code for each in self._frames}
         try:
-            result = self._body(*args, **kwargs)
+            with self._frames.watching():
+                result = self._body(*args, **kwargs)
             failed = False
             return result
         finally:
-            self._failures += not (failed and self.programs)
+            learned = known < {each.code for each in self._frames}
+            self._failures += not (learned or (failed and self.programs))
             if self._failures > _MOST_FAILURES and not (failed and self._options.strict):
                 self._give_up(error)
 
@@ -524,11 +527,11 @@ class Function:
     ) -> CompiledCall:
         arguments = Arguments(args, kwargs, numbers.stand_ins, expands=self._expands)
         own = self._body if host is None else host.remaining
-        frames = Frames(code_of(own))
         spaces = {id(each.namespace): each.namespace for each in self._frames}
         with numbers.in_place(spaces.values()):
             reached = Reached(self._body, self._frames, arguments.others)
             reached.refuse_iterators()
+            frames = Frames(code_of(own), reached.add)
             _tracing.active = True
             try:
                 captured = capture(

@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -30,6 +30,8 @@ PLAIN: tuple[Any, ...] = (
     *(type(None), bool, int, float, complex, str, bytes),
     *(torch.dtype, torch.device, torch.Size, np.generic),
 )
+#: The name of a function around the parts of one that is called in two parts.
+FACTORY = "__abele_factory"
 _MOST = 4000
 _ENVIRONMENT = frozenset({"environ", "getenv"})
 _BY_TEXT = frozenset({"eval", "exec", "globals"})
@@ -168,13 +170,14 @@ class Frames:
 
     Args:
         own: code that is the user's wherever it comes from.
+        new: receives frames of other code before they run; None for no such function.
 
     Attributes:
         asked: names that a ``__getattr__`` of theirs has been called with.
     """
 
-    def __init__(self, own: types.CodeType | None):
-        self._own, self.asked = own, frozenset[str]()
+    def __init__(self, own: types.CodeType | None, new: Callable[[Frame], None] | None = None):
+        self._own, self._new, self.asked = own, new, frozenset[str]()
         self._seen: dict[tuple[Any, ...], Frame] = {}
         self._library: dict[types.CodeType, bool] = {}
 
@@ -213,7 +216,9 @@ class Frames:
         key = (frame.f_code, *objects)
         if key not in self._seen:
             kept = {n: v for n, v in values.items() if n in free or not isinstance(v, PLAIN)}
-            self._seen[key] = Frame(frame.f_code, frame.f_globals, kept)
+            self._seen[key] = found = Frame(frame.f_code, frame.f_globals, kept)
+            if made and self._new is not None:
+                self._new(found)
 
 
 def _iterates(value: Any) -> bool:
@@ -264,7 +269,7 @@ def _is_imported(frame: types.FrameType) -> bool:
     return False
 
 
-def global_names(frames: Frames) -> Iterator[tuple[dict[str, Any], str, Any]]:
+def global_names(frames: Iterable[Frame]) -> Iterator[tuple[dict[str, Any], str, Any]]:
     """Yield the globals that code names and that hold data: namespace, name, value."""
     seen: set[tuple[int, str]] = set()
     for frame in frames:

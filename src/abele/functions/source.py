@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import torch
 
-from abele.functions.frames import is_installed, is_of_library
+from abele.functions.frames import FACTORY, is_installed, is_of_library
 
 #: Definitions of functions that no file has.
 DEFINITIONS = weakref.WeakKeyDictionary[types.CodeType, ast.FunctionDef]()
@@ -74,13 +74,13 @@ def compiled_like(
     for index, each in enumerate(renamed):
         each.name = f"__abele_{index}"
     returned = ast.Return(ast.Tuple([ast.Name(n.name, ast.Load()) for n in renamed], ast.Load()))
-    factory = definition("__abele_factory", [*cells], [*renamed, returned], tree)
+    factory = definition(FACTORY, [*cells], [*renamed, returned], tree)
     module = ast.fix_missing_locations(ast.Module([factory], []))
     space: dict[str, Any] = {}
     code = compile(module, function.__code__.co_filename, "exec", dont_inherit=True)
     exec(code, function.__globals__, space)
     result: list[types.FunctionType] = []
-    made_there = space["__abele_factory"](*[None] * len(cells))
+    made_there = space[FACTORY](*[None] * len(cells))
     for name, each in zip((each.name for each in definitions), made_there, strict=True):
         closure = tuple(cells[free] for free in each.__code__.co_freevars)
         code = each.__code__.replace(co_name=name)

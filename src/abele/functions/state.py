@@ -16,7 +16,7 @@ import operator
 import random
 import re
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -28,8 +28,9 @@ from abele.capture.leftovers import ABSENT, Leftovers, tensors_of, write
 from abele.containers import is_array
 from abele.errors import CaptureError
 from abele.functions.frames import (
+    FACTORY,
     PLAIN,
-    Frames,
+    Frame,
     attribute,
     global_names,
     is_installed,
@@ -160,7 +161,7 @@ class Reached:
         scalers: objects of ``torch.amp.GradScaler``.
     """
 
-    def __init__(self, function: Any, frames: Frames, arguments: Sequence[Any]):
+    def __init__(self, function: Any, frames: Iterable[Frame], arguments: Sequence[Any]):
         self.modules: dict[int, tuple[str, torch.nn.Module]] = {}
         self.optimizers: dict[int, tuple[str, torch.optim.Optimizer]] = {}
         self.scalers: list[torch.amp.GradScaler] = []
@@ -185,6 +186,14 @@ class Reached:
             for name, each in reachable.walk(value, path, self._enters):
                 self._note(name.strip("."), each, inside)
         self.leftovers = Leftovers(*(value for _, value in roots), *inside)
+        self._codes, self._further = {each.code for each in frames}, dict[Any, Reached]()
+
+    def add(self, frame: Frame) -> None:
+        """Note what code reaches that no earlier call has run, just before it runs."""
+        key = frame.code, *(id(frame.values.get(name)) for name in frame.code.co_freevars)
+        is_part = frame.code.co_qualname.startswith(FACTORY)  # of the function itself
+        if not is_part and frame.code not in self._codes and key not in self._further:
+            self._further[key] = Reached(None, [frame], ())
 
     def _enters(self, value: Any) -> bool:
         return len(self._kept) < _MOST and not isinstance(value, torch.nn.Module)
@@ -321,6 +330,11 @@ class Reached:
 
     def changes(self) -> tuple[list[Changed], list[Stored]]:
         """Return what has changed since this object was made, and which tensors were stored."""
+        for (code, *_), further in self._further.items():
+            named = {*self.modules, *self.optimizers} >= {*further.modules, *further.optimizers}
+            if not named or any(further.changes()):
+                name = code.co_qualname
+                raise NotYetError(f"{name} changes or trains what no code of earlier calls names.")
         found = [Changed(path, "its content", "another") for path, *_ in self._changed_contents()]
         for path, _ in self._filled():
             raise NotYetError(
@@ -347,6 +361,8 @@ class Reached:
 
     def put_back(self) -> None:
         """Undo all changes of Python objects since this object was made."""
+        for further in reversed(self._further.values()):
+            further.put_back()
         for holder, key, before, now in [*self._entries()]:
             if before is not now:
                 write(holder, key, before, now)

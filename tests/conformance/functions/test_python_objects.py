@@ -5,6 +5,7 @@ import io
 import queue
 import sys
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -107,6 +108,64 @@ def test_a_global_beside_one_that_is_stored(wrap):
         return step(*batch(i))
 
     return call, lambda: (task, LAST)
+
+
+AVERAGES = SimpleNamespace()
+
+
+def average(x):
+    AVERAGES.count += 1
+    AVERAGES.mean = 0.9 * AVERAGES.mean + x.mean(0)
+    return AVERAGES.other.update(AVERAGES.other.loss(x, x.argmax(1) % 3)).detach()
+
+
+@pytest.mark.parametrize("catches", [True, False])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_helper_that_no_first_call_has_run(compiled, catches):
+    def build(wrap):
+        task, helper = Task(), wrap(average) if compiled else average
+        AVERAGES.__dict__.update(count=0, mean=torch.zeros(5), other=Task(torch.optim.Adam))
+
+        @wrap
+        def step(x, y, late):
+            loss = task.loss(x, y)
+            if late:
+                with contextlib.suppress(Exception if catches else ()):
+                    loss = loss + helper(x)
+            return task.update(loss)
+
+        def call(i):
+            if i == 3:
+                helper(batch(i)[0])
+            return step(*batch(i), i > 0)
+
+        return call, lambda: (task, vars(AVERAGES))
+
+    compiles(programs=1)(build)()
+
+
+@pytest.mark.parametrize("earlier", [0, 2])
+def test_a_compiled_function_calls_another_one(earlier):
+    def build(wrap):
+        task, other, kept = Task(), Task(torch.optim.Adam), SimpleNamespace(scale=2)
+        kept.mean = torch.zeros(5)
+
+        @wrap
+        def inner(x, y):
+            kept.mean = 0.9 * kept.mean + x.mean(0)
+            return other.update(other.loss(x, y) * kept.scale).detach()
+
+        @wrap
+        def outer(x, y):
+            return task.update(task.loss(x, y) + inner(x, y))
+
+        def call(i):
+            kept.scale = 2 + (i > 2)
+            return [inner(*batch(i)) for _ in range(earlier * (not i))], outer(*batch(i))
+
+        return call, lambda: (task, other, kept)
+
+    compiles(programs=2 + earlier // 2)(build)()
 
 
 @compiles(programs=2, calls=6)
