@@ -576,7 +576,9 @@ class _Capture:
             self._replicas.replaced(),
             explained(subject="The function"),
             scopes.recording(modules),
-            portable_functions(training=torch.is_grad_enabled(), whole_layers=self.whole_layers),
+            portable_functions(
+                training=torch.is_grad_enabled(), whole_layers=self.whole_layers, widens=False
+            ),
             self._observed() as observed,
             compiled_functions_run_plainly(),
             _torch.distributions_check_by(self._check_later),

@@ -53,6 +53,7 @@ MIXED = {
     "cross entropy": lambda x, y: F.cross_entropy(x, y, weight=WIDE),
     "label smoothing": lambda x, y: F.cross_entropy(x, y, weight=WIDE, label_smoothing=0.1),
     "of integers": lambda x, y: F.cross_entropy(x, y, weight=WIDE.long()),
+    "of 32 bits": lambda x, y: F.cross_entropy(x, y.int()),
     "likelihood": lambda x, y: F.nll_loss(x.log_softmax(1), y, weight=WIDE),
     "of logits": lambda x, y: F.binary_cross_entropy_with_logits(x, F.one_hot(y, 3)),
     "layer norm": lambda x, y: F.layer_norm(x, (3,), WIDE).sum(),
@@ -73,7 +74,7 @@ def test_types_that_do_not_fit_are_the_error_of_plain_pytorch(monkeypatch, name,
 
     train(*batch(0), False)
     for each in (train.function, train, train):
-        with pytest.raises(RuntimeError, match=r"scalar type|result type") as error:
+        with pytest.raises(RuntimeError, match=r"scalar type|result type|target dtype") as error:
             each(*batch(1), True)
         assert type(error.value) is RuntimeError
     assert torch.isfinite(train(*batch(2), False))

@@ -82,16 +82,16 @@ def _has_library_layer(
 
 
 class _PortableFunctions(TorchFunctionMode):
-    def __init__(self, training: bool, whole_layers: bool):
+    def __init__(self, training: bool, whole_layers: bool, widens: bool):
         super().__init__()
-        self._training, self._whole_layers = training, whole_layers
+        self._training, self._whole_layers, self._widens = training, whole_layers, widens
 
     def __torch_function__(
         self, func: Function, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if func is F.ctc_loss or func is torch.ctc_loss:
             return self._ctc_loss(*args, **(kwargs or {}))
-        if func in _OF_CLASSES:
+        if func in _OF_CLASSES and self._widens:
             return _with_wide_classes(func, *args, **(kwargs or {}))
         if func in _SPARSE_AT:
             return _with_dense_gradient(func, args, kwargs or {})
@@ -130,22 +130,25 @@ class _PortableFunctions(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def portable_functions(*, training: bool, whole_layers: bool) -> Generator[None]:
+def portable_functions(
+    *, training: bool, whole_layers: bool, widens: bool = True
+) -> Generator[None]:
     """Replace torch functions that read tensor values, in a ``with`` block.
 
     These are ``ctc_loss``, those of ``static_forms``, and the layers of
-    transformers that ask whether a mask is causal; and losses take classes as int32, gradients of
-    embeddings are dense, and operators of graph libraries are torch's own.
+    transformers that ask whether a mask is causal; and gradients of embeddings are dense, and
+    operators of graph libraries are torch's own.
 
     Args:
         training: losses without reduction have to be one number.
         whole_layers: recurrent layers are one operator, see ``recurrent_layers``.
+        widens: losses take classes as int32, too.
     """
     graph_operators.name_callers()
-    again = functools.partial(portable_functions, training=training, whole_layers=whole_layers)
+    given = {"training": training, "whole_layers": whole_layers, "widens": widens}
     with (
-        _PortableFunctions(training, whole_layers),
-        _torch.recomputed_within(again),
+        _PortableFunctions(**given),
+        _torch.recomputed_within(functools.partial(portable_functions, **given)),
         _torch.causal_masks_from(constant_value),
         scripted_functions_replaced(graph_operators.scripted()),
     ):
