@@ -234,6 +234,11 @@ def causal_masks_from(
         transformer._detect_is_causal_mask = original
 
 
+def checks_distributions() -> bool:
+    """Return whether torch distributions check their arguments by default."""
+    return torch.distributions.Distribution._validate_args
+
+
 @contextlib.contextmanager
 def distributions_check_by(check: Callable[[torch.Tensor], bool]) -> Generator[None]:
     """Let a function judge the masks of valid arguments of torch distributions, in a block."""

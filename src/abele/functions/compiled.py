@@ -40,6 +40,7 @@ def modes() -> tuple[Any, ...]:
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.get_default_dtype(),
+        _torch.checks_distributions(),
         _torch.default_device(),
         casts.types(),
         casts.are_kept(),

@@ -65,6 +65,17 @@ def test_a_policy_gradient(wrap):
     return lambda i: step(batch(i)[0], batch(i)[1].float()), lambda: task
 
 
+@compiles(programs=2)
+def test_checks_that_are_turned_off(wrap):
+    density = wrap(lambda scale: Normal(torch.zeros(3), scale).log_prob(torch.ones(3)))
+
+    def call(i):
+        Distribution.set_default_validate_args(i != 3)
+        return density(torch.tensor([1.0, -1.0 if i == 3 else 1.0, 1.0]))
+
+    return call, list
+
+
 @compiles(programs=1)
 def test_an_argument_that_is_not_valid_fails_as_in_plain_pytorch(wrap):
     task, other, seen = Task(), Task(), []
