@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import datetime
 import dis
@@ -16,7 +17,7 @@ import sys
 import sysconfig
 import time
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -35,7 +36,9 @@ FACTORY = "__abele_factory"
 _MOST = 4000
 _ENVIRONMENT = frozenset({"environ", "getenv"})
 _BY_TEXT = frozenset({"eval", "exec", "globals"})
-_WHOLE = frozenset({"vars", "asdict", "astuple"})  # read all attributes of an object
+# Functions that read all attributes of their first argument, and copy stand-ins as numbers.
+_COPYING = (copy.copy, copy.deepcopy, dataclasses.replace, dataclasses.asdict, dataclasses.astuple)
+_COPIES = frozenset(each.__code__ for each in _COPYING)
 _OF_METHODS = frozenset({"callable", "Callable", "Iterable", "Sized", "__len__", "__iter__"})
 _CLOCKS = frozenset(
     {"now", *(name for name in dir(time) if name.startswith(("time", "perf", "mono", "process")))}
@@ -63,7 +66,7 @@ class Frame:
 
     def globals(self) -> Iterator[tuple[str, Any]]:
         """Yield the globals that the code reads, and the modules that it imports."""
-        variables, _, modules, _ = _loads(self.code)
+        variables, _, modules = _loads(self.code)
         for name in variables:
             if name in self.namespace:
                 yield name, self.namespace[name]
@@ -79,15 +82,9 @@ class Frame:
     @property
     def attributes(self) -> frozenset[str]:
         """The names of attributes that the code reads, maybe by ``getattr`` or as keys."""
-        variables, names, *_ = _loads(self.code)
-        used = variables | names
-        return names.union(("__dict__",) * bool(used & _WHOLE), variables & {"AttributeError"})
-
-    @property
-    def optional(self) -> frozenset[str]:
-        """The names by which the code may look for attributes that an object does not have."""
-        variables, *_, texts = _loads(self.code)
-        return frozenset() if variables.isdisjoint({"getattr", "hasattr"}) else texts
+        variables, names, _ = _loads(self.code)
+        whole = "vars" in variables | names or self.code in _COPIES
+        return names.union(("__dict__",) * whole, variables & {"AttributeError"})
 
     def reads_clock(self) -> bool:
         """Return whether the code names a clock, the environment, or variables as text."""
@@ -108,9 +105,9 @@ class Frame:
 
     def reads_types(self) -> bool:
         """Return whether the code may ask for the exact type of a value, or for its methods."""
-        variables, names, *_ = _loads(self.code)
+        variables, names, _ = _loads(self.code)
         asks = _OF_METHODS & (variables | names) and not _PACKAGES.search(self.code.co_filename)
-        return "type" in variables or bool(asks)
+        return ("type" in variables or bool(asks)) and self.code not in _COPIES
 
     def reads(self) -> set[str]:
         """Return attributes and variables outside that the code reads, without called methods."""
@@ -148,7 +145,7 @@ def uses(code: types.CodeType, name: str) -> set[str]:
 @functools.cache
 def _loads(code: types.CodeType) -> tuple[frozenset[str], ...]:
     """Return the globals and attributes that code reads or sets, its imports, and its texts."""
-    every = variables, attributes, modules, texts = [set[str]() for _ in range(4)]
+    every = variables, attributes, modules = [set[str]() for _ in range(3)]
     for each in dis.get_instructions(code):
         if each.opname == "IMPORT_NAME":
             modules.add(str(each.argval))
@@ -158,11 +155,11 @@ def _loads(code: types.CodeType) -> tuple[frozenset[str], ...]:
             attributes.add(str(each.argval))
     for inner in code.co_consts:
         if isinstance(inner, str) and inner.isidentifier():
-            texts.add(inner)
+            attributes.add(inner)
         if isinstance(inner, types.CodeType):
             for found, more in zip(every, _loads(inner), strict=True):
                 found |= more
-    return tuple(map(frozenset[str], (variables, attributes | texts, modules, texts)))
+    return tuple(map(frozenset[str], every))
 
 
 class Frames:
@@ -173,7 +170,7 @@ class Frames:
         new: receives frames of other code before they run; None for no such function.
 
     Attributes:
-        asked: names that a ``__getattr__`` of theirs has been called with.
+        asked: names that a ``__getattr__`` of theirs, or their ``getattr``, has been called with.
     """
 
     def __init__(self, own: types.CodeType | None, new: Callable[[Frame], None] | None = None):
@@ -188,8 +185,22 @@ class Frames:
         """Note the functions that this thread calls in a ``with`` block."""
         return cpython.calls_passed_to(self._called, self._library)
 
+    def noting(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``getattr`` or ``hasattr`` that notes the names it gets, which code computes."""
+
+        @functools.wraps(function)
+        def call(owner: Any, name: str, *default: Any) -> Any:
+            self.asked |= {name}
+            return function(owner, name, *default)
+
+        return call
+
     def _called(self, frame: types.FrameType, event: str, arg: Any) -> None:
         code = frame.f_code
+        if code in _COPIES:
+            if frame.f_back is not None and frame.f_back.f_code.co_filename != code.co_filename:
+                self._note(frame, code.co_varnames[:1])
+            return
         is_library = self._library.get(code)
         if is_library is None:
             file = code.co_filename
@@ -201,7 +212,7 @@ class Frames:
         if not is_library and len(self._seen) < _MOST and not _is_imported(frame):
             self._note(frame)
 
-    def _note(self, frame: types.FrameType) -> None:
+    def _note(self, frame: types.FrameType, names: Sequence[str] = ()) -> None:
         if frame.f_code.co_name == "__getattr__":
             self.asked |= {each for each in frame.f_locals.values() if isinstance(each, str)}
         free = frame.f_code.co_freevars
@@ -210,6 +221,7 @@ class Frames:
             name: value
             for name, value in frame.f_locals.items()
             if not isinstance(value, torch.Tensor) and not name.startswith(".")
+            if not names or name in names
             if not (made and name not in free and _iterates(value))
         }
         objects = [id(v) for v in values.values() if not isinstance(v, PLAIN)]

@@ -365,7 +365,7 @@ class Guards:
             self._add_container(path, reachable.attributes_of(value), names, depth)
         for name in names - {"__dict__"}:
             found = attribute(value, name)
-            if found is None and ("AttributeError" in names or name in self._optional):
+            if found is None and ("AttributeError" in names or name in self._frames.asked):
                 self._add_absent(value, name)
             if found is None or name in self._left_out or (id(value), name) in self._stored:
                 continue
@@ -401,7 +401,6 @@ class Guards:
 
     def _find(self, function: Any) -> None:
         """Add the variables and attributes that the user's code may read."""
-        self._optional = frozenset[str]().union(*(frame.optional for frame in self._frames))
         for name, cell in cells_of(function, self._frames):
             if name not in self._left_out:
                 self._add_pair(cell, "cell_contents", cell.cell_contents, name)

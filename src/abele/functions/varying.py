@@ -440,32 +440,28 @@ class Slots:
         return self._made[number.key][2]
 
     @contextlib.contextmanager
-    def in_place(self, spaces: Iterable[dict[str, Any]] = ()) -> Generator[None]:
+    def in_place(self, spaces: Iterable[dict[str, Any]] = (), *functions: Any) -> Generator[None]:
         """Put stand-ins into attributes and variables in a ``with`` block.
 
         Args:
             spaces: globals of code of the user's, whose ``float`` and ``int`` give stand-ins.
+            functions: further builtins of theirs.
 
         Raises:
             CaptureError: on leaving, if the value of one was computed with.
         """
-        places = [each for each in self.stand_ins if isinstance(each, Place)]
-        values = [each.get() for each in places]
-        for each in places:
-            each.put(self.stand_ins[each])
         own = {name: _conversion(kind, self) for name, kind in _CONVERSIONS.items() if self.defers}
-        changed = [(space, name) for space in spaces for name in own if name not in space]
-        for space, name in changed:
-            space[name] = own[name]
-        try:
-            computed = [*((math, each) for each in _OF_MATH), (builtins, "min"), (builtins, "max")]
-            with replaced(*((*each, self._compute) for each in computed)):
-                yield
-        finally:
-            for each, value in zip(places, values, strict=True):
-                each.put(value)
-            for space, name in changed:
-                space.pop(name, None)
+        own |= {each.__name__: each for each in functions}
+        computed = [*((math, each) for each in _OF_MATH), (builtins, "min"), (builtins, "max")]
+        with contextlib.ExitStack() as stack:
+            for each in [place for place in self.stand_ins if isinstance(place, Place)]:
+                stack.callback(each.put, each.get())
+                each.put(self.stand_ins[each])
+            for space, name in [(s, n) for s in spaces for n in own if n not in s]:
+                stack.callback(space.pop, name, None)
+                space[name] = own[name]
+            stack.enter_context(replaced(*((*each, self._compute) for each in computed)))
+            yield
         for each in (*self.stand_ins.values(), *self.items):
             if each.error is not None:  # which the user's code may have caught
                 raise each.error

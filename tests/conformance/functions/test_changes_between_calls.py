@@ -106,6 +106,10 @@ class Config:
     scale: float = 1.0
 
 
+def scale_of(config):
+    return config.scale
+
+
 def changes():
     """Pairs of what reads a number and what doubles it, by what the number is."""
 
@@ -141,7 +145,7 @@ def changes():
     class Number(float):
         scale = 1.0
 
-    config, number, kind = Config(), Number(1.0), Kind()
+    config, number, kind, pair, parts = Config(), Number(1.0), Kind(), Config(), ("sca", "le")
     box = SimpleNamespace(scale=1.0, pair=(1.0, [1.0]), top=SimpleNamespace(a=config))
     array, listed, values = np.ones((), np.float32), UserList([1.0]), {"a": 1.0}
     normal, logger = torch.distributions.Normal(1.0, 1.0), logging.getLogger("abele.test")
@@ -157,6 +161,9 @@ def changes():
         "in vars": (lambda: len(vars(box)) / 3, sets(box, "another")),
         "by name": (lambda: getattr(box, "scale"), sets(box)),  # noqa: B009
         "by default": (lambda: getattr(box, "later", 1.0), sets(box, "later")),
+        "by a computed name": (lambda: getattr(box, "".join(parts)), sets(box)),
+        "in a copy": (lambda: scale_of(copy.copy(box)), sets(box)),
+        "replaced": (lambda: scale_of(dataclasses.replace(pair)), sets(pair)),
         "if it is there": (lambda: 1.0 + hasattr(box, "later"), sets(box, "later")),
         "after an error": (caught, sets(box, "later")),
         "of another object": (lambda: own.scale, sets(box)),
