@@ -49,11 +49,15 @@ class Leftovers:
         for holder in _holders(roots):
             self._before[id(holder)] = (holder, _entries(holder))
 
+    def objects(self) -> Iterator[tuple[Any, dict[str, Any]]]:
+        """Yield the objects that are no containers, and their attributes before forward ran."""
+        for holder, before in self._before.values():
+            if not isinstance(holder, (dict, set, types.CellType, *_LISTS)):
+                yield holder, before
+
     def reassigned(self) -> Iterator[tuple[Any, str, torch.Tensor, torch.Tensor]]:
         """Yield attributes whose tensor became one without data: owner, name, both tensors."""
-        for holder, before in self._before.values():
-            if isinstance(holder, (dict, set, types.CellType, *_LISTS)):
-                continue
+        for holder, before in self.objects():
             for name, now in _entries(holder).items():
                 old = before.get(name)
                 is_new = isinstance(now, _torch.FakeTensor) and now is not old

@@ -33,7 +33,7 @@ from abele.errors import CaptureError, DataDependentError
 from abele.functions import arrays, batches
 from abele.functions.arguments import Arguments, containers_of, order
 from abele.functions.frames import PLAIN, Frames
-from abele.functions.host import Host, Shared
+from abele.functions.host import HeldAttribute, Host, Shared
 from abele.functions.journal import Grad, Gradients, GradJournal, RealTensors
 from abele.functions.optimizers import Numbers, TracedSteps
 from abele.functions.parallel import Replicas
@@ -180,7 +180,7 @@ def capture(
     places = {each: found for each in replaced if (found := reached.entries(each))}
     own = {_torch.memory_of(t): Entry(Place([t], 0)) for t in filter(may_be_input, moved)}
     entries = collections.ChainMap[int, Entry | casts.Cast]({}, *places.values(), {**own})
-    with tracing():
+    with tracing(), reached.without({} if host is None else host.outside):
         for _ in range(_MOST_TRACES):
             events = [] if host is None else host.events
             attempt = _Capture(
@@ -536,10 +536,13 @@ class _Capture:
         if isinstance(leaf, torch.Tensor):
             self.adopted.met.setdefault(id(leaf), leaf)  # each call may replace it
         walked = reachable.walk(leaf, "", lambda part: not (has(part) or isinstance(part, known)))
-        parts = () if is_plain else walked
+        parts = [] if is_plain else [part for _, part in walked]
+        for part in parts:
+            if type(part) is HeldAttribute:
+                part.refuse()
         kind: Any = types.GeneratorType
         advances = isinstance(leaf, kind)
-        if advances or any(self._is_of_call(part) for _, part in parts):
+        if advances or any(map(self._is_of_call, parts)):
             raise CaptureError(
                 f"The function returns or keeps a {type(leaf).__name__} with tensors that it has "
                 "computed. Return tensors, or lists, tuples and dictionaries of them."

@@ -588,7 +588,8 @@ class Function:
             [module for _, module in reached.modules.values()],
             [*captured.tensors.values(), *captured.aliases, *captured.gradients.kept],
             [optimizer for _, optimizer in reached.optimizers.values()],
-            CHANGING if host is None else CHANGING | host.effects,
+            CHANGING if host is None else CHANGING | host.outside.keys(),
+            frozenset[str]() if host is None else host.variables,
             frozenset((*((id(e.holder), e.key) for e in kept), *(e.id for e in captured.replaced))),
             reached.caches,
             [each for each in numbers.stand_ins if isinstance(each, Place)],
@@ -600,8 +601,9 @@ class Function:
     ) -> None:
         """Refuse a traced part that reads what Python changes after the program."""
         own = code_of(self._body if host is None else host.remaining)
+        outside = set[str]() if host is None else host.outside.keys()
         for frame in frames:
-            read = set[str]() if host is None or frame.code is own else host.outside & frame.reads()
+            read = set[str]() if frame.code is own else outside & frame.reads()
             if captured.schedulers and frame.mentions(
                 _OF_SCHEDULERS if frame.code is own else _OF_SCHEDULERS | _NUMBERS
             ):

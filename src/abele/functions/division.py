@@ -22,16 +22,18 @@ import torch
 from abele.containers import is_list
 from abele.errors import CaptureError
 from abele.functions.frames import Frame, is_of_library, uses
-from abele.functions.host import RETURNED, Held, Host
+from abele.functions.host import RETURNED, Held, HeldAttribute, Host
 from abele.functions.source import (
     Names,
     attributes,
     chain,
     chains,
     changed_expressions,
+    changed_fields,
     compiled_like,
     definition,
     effects,
+    fields,
     loaded,
     outside,
     parsed,
@@ -282,8 +284,9 @@ class _Division:
     def _check(self) -> list[bool]:
         """Return whether each statement of the host comes after everything traced."""
         late = self._late(self._tree.body, following=False)
-        traced = _statements(self._tree.body, self.hosts)
+        traced = [*_statements(self._tree.body, self.hosts)]
         names = frozenset[str]().union(*map(attributes, traced))
+        read = frozenset[str]().union(*map(fields, traced))
         for each in self.hosts:
             if attributes(each) & _BACKWARD:
                 raise self._refusal(each.lineno, "computes gradients with the value of a tensor")
@@ -292,7 +295,7 @@ class _Division:
                     each.lineno, "draws random numbers besides those of the program"
                 )
             if not late[id(each)]:
-                self._check_early(each, names)
+                self._check_early(each, names, read)
             self._require_no_training(each)
         for each in ast.walk(self._tree):
             if isinstance(each, ast.Try) and self.hosts:
@@ -305,12 +308,12 @@ class _Division:
                 )
         return [late[id(each)] for each in self.hosts]
 
-    def _check_early(self, statement: ast.stmt, names: Names) -> None:
+    def _check_early(self, statement: ast.stmt, names: Names, read: Names) -> None:
         """Check a statement that has to run later than where it stands."""
         inside = [each for each in ast.walk(statement) if isinstance(each, _LEAVES)]
         if any(not isinstance(each, ast.Return) or each is not statement for each in inside):
             raise self._refusal(statement.lineno, "ends the call early by the value of a tensor")
-        if (self._effects(statement) - self._locals) & names:
+        if (self._effects(statement) - self._locals) & names or changed_fields(statement) & read:
             raise self._refusal(statement.lineno, "changes an object that is read afterwards")
         rest = statement
         if isinstance(statement, _SIMPLE):  # the tensors that it reads are computed in their place
@@ -417,14 +420,12 @@ class _Division:
         writer = _Writer(self, self._locals, declared)
         traced = copy.copy(self._tree)
         traced.body = writer.block(self._tree.body)
-        changed = frozenset[str]().union(*map(self._effects, self.hosts))
-        read = frozenset[str]().union(
-            *(attributes(each) for each in _statements(self._tree.body, self.hosts))
-        )
-        parts = [part for each in self.hosts for part in ast.walk(each)]
-        own = self._locals - {each.attr for each in parts if isinstance(each, ast.Attribute)}
-        changed -= read
-        host = Host(lambda: None, [], late, changed, changed - own, [], self._self_name)
+        lines = {name: each.lineno for each in self.hosts for name in self._effects(each)}
+        rest = [*_statements(self._tree.body, self.hosts)]
+        changed = Names(lines) - Names().union(*map(attributes, rest))
+        sets = Names().union(*map(changed_fields, self.hosts)) - Names().union(*map(fields, rest))
+        outside = {name: HeldAttribute(name, lines[name]) for name in changed - self._locals | sets}
+        host = Host(lambda: None, [], late, changed - outside.keys(), outside, [], self._self_name)
         functions = compiled_like(
             self._function,
             self._tree,

@@ -102,6 +102,7 @@ class Guards:
         tensors: the tensors of its state, whose hooks the program has.
         optimizers: those that it reached.
         left_out: attributes that only the host's part of the function changes; see ``host``.
+        variables: variables of the function whose lists and dictionaries it changes.
         stored: entries of objects that each call sets to a tensor: ``id`` of the object, key.
         caches: of functions; what a program has taken from one stays while it computes nothing.
         free: numbers that a call may have any value of.
@@ -116,13 +117,15 @@ class Guards:
         tensors: Sequence[torch.Tensor],
         optimizers: Sequence[torch.optim.Optimizer],
         left_out: frozenset[str] = frozenset(),
+        variables: frozenset[str] = frozenset(),
         stored: frozenset[tuple[int, Any]] = frozenset(),
         caches: Iterable[Any] = (),
         free: Collection[Place] = (),
         scalers: Iterable[Any] = (),
     ):
         self.free = [*free]
-        self._left_out, self._stored = left_out, stored | {each.id for each in free}
+        self._left_out, self._variables = left_out, variables
+        self._stored = stored | {each.id for each in free}
         self._caches = [(each.cache_info, each.cache_info()) for each in caches]
         self._held = collections.defaultdict[int, set[Any]](set)  # keys that are not compared
         for owner, key in self._stored:
@@ -421,7 +424,7 @@ class Guards:
                 self._follow("a tensor", value, names, _DEPTH)
 
     def _add_container(self, path: str, value: Any, names: frozenset[str], depth: int) -> None:
-        if path.rpartition(".")[2] in self._left_out:
+        if path in self._variables or path.rpartition(".")[2] in self._left_out:
             return
         key = (id(value), names)
         if key in self._followed or self._only_appends(path, value):

@@ -32,8 +32,8 @@ class Host:
         remaining: the function without the statements of the host, which it records instead.
         statements: functions of the host's statements; each returns the variables that it sets.
         late: which statements run at their own place, because nothing traced follows them.
-        effects: names of attributes and variables whose objects the statements change.
-        outside: those of ``effects`` that are no variables of the function.
+        variables: those of the function whose objects the statements change.
+        outside: stand-ins for what else they change, by the names of attributes and variables.
         receiver: the name of a method's first argument, which the division has looked at.
         shared: returns a value whose containers are ``Shared`` if they exist outside of a call.
         fresh: by event and variable, the ``id`` of a container that the traced call has made.
@@ -43,8 +43,8 @@ class Host:
     remaining: Callable[..., Any]
     statements: Sequence[Callable[..., dict[str, Any]]]
     late: Sequence[bool]
-    effects: frozenset[str]
-    outside: frozenset[str]
+    variables: frozenset[str]
+    outside: Mapping[str, HeldAttribute]
     events: list[tuple[int, dict[str, Any]]]
     receiver: str = ""
     shared: Callable[[Any], Any] = lambda value: value
@@ -146,7 +146,7 @@ class Held(Opaque):
     """Stands in the traced part for a variable that a statement of the host has set."""
 
     def __init__(self, name: str, line: int):
-        self._about = name, line
+        self._about, self.error = (name, line), None
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__") and attribute.endswith("__"):
@@ -156,12 +156,17 @@ class Held(Opaque):
     def refuse(self) -> Any:
         """Raise an error: a program has no values while it is captured."""
         name, line = self._about
-        raise CaptureError(
-            f"The function computes with {name}, which line {line} reads from a tensor. A program "
-            "has no values while it is captured: use tensor operations such as torch.where."
+        self.error = CaptureError(
+            f"The function computes with {name}, which line {line} sets after the program, maybe "
+            "to a number of a tensor. Use tensor operations such as torch.where."
         )
+        raise self.error
 
     __hash__ = object.__hash__
+
+
+class HeldAttribute(Held):
+    """A stand-in for an attribute of an object, which the traced part must not pass on."""
 
 
 def _check_early_value(name: str, value: Any) -> None:

@@ -182,11 +182,19 @@ def loaded(node: ast.AST) -> Names:
 
 def attributes(node: ast.AST) -> Names:
     """Return the variables that a piece of code reads, and all attributes."""
-    return loaded(node) | {
-        each.attr
-        for each in ast.walk(node)
-        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Load)
-    }
+    return loaded(node) | fields(node)
+
+
+def fields(node: ast.AST) -> Names:
+    """Return the attributes that a piece of code reads."""
+    found = [each for each in ast.walk(node) if isinstance(each, ast.Attribute)]
+    return Names(each.attr for each in found if isinstance(each.ctx, ast.Load))
+
+
+def changed_fields(node: ast.AST) -> Names:
+    """Return the attributes that a statement sets, or whose objects it changes."""
+    found = [each for each in changed_expressions(node) if not root(each, ast.Subscript)]
+    return Names().union(*map(chain, found))
 
 
 def stored(node: ast.AST) -> Names:
@@ -213,6 +221,8 @@ def changed_expressions(node: ast.AST) -> Iterator[ast.expr]:
             function = each.value.func
             if isinstance(function, ast.Attribute):
                 yield function.value
+        elif isinstance(each, ast.Call) and root(each.func) in ("setattr", "delattr", "vars"):
+            yield from each.args[:1]
 
 
 def chains(node: ast.AST) -> Iterator[ast.Name | ast.Attribute]:
@@ -236,5 +246,5 @@ def chain(node: ast.AST) -> set[str]:
     while isinstance(node, ast.Subscript):
         node = node.value
     if isinstance(node, ast.Attribute):
-        return {node.attr}
+        return chain(node.value) if node.attr == "__dict__" else {node.attr}
     return {node.id} if isinstance(node, ast.Name) and node.id != "self" else set()

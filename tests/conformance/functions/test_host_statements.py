@@ -1,6 +1,8 @@
 """Statements that Python runs at each call of a program: numbers, lists, counters and logs."""
 
 import collections
+import copy
+import dataclasses
 import io
 import logging
 import math
@@ -723,3 +725,44 @@ def test_a_step_and_numbers_under_one_lock(wrap):
         return loss
 
     return lambda i: step(*batch(i)), lambda: (task, log)
+
+
+State = dataclasses.make_dataclass("State", [("count", int, 0), ("loss", float, 1.0)])
+WHOLE = {
+    "asdict": dataclasses.asdict,
+    "replace": dataclasses.replace,
+    "vars": lambda state: {**vars(state)},
+    "copy": copy.copy,
+    "by name": lambda state: [getattr(state, each.name) for each in dataclasses.fields(state)],
+}
+
+
+@pytest.mark.parametrize("read", WHOLE.values(), ids=WHOLE)
+def test_an_object_is_read_whole_behind_statements_that_set_numbers(read):
+    def build(wrap):
+        task, state = Task(), State()
+
+        @wrap
+        def step(x, y):
+            loss = task.loss(x, y)
+            state.loss = loss.item()
+            seen = read(state)
+            task.update(loss)
+            state.count += 1
+            return loss, seen, read(state), 2 * state.loss
+
+        return lambda i: step(*batch(i)), lambda: (task, state)
+
+    compiles(programs=1)(build)()
+
+
+@compiles(programs=2)
+def test_a_variable_has_the_name_of_an_attribute_that_a_helper_reads(wrap):
+    task, state, scale = Task(), State(), lambda state: state.count
+
+    @wrap
+    def step(x, y):
+        count = task.update(task.loss(x, y) * scale(state)).item()
+        return count
+
+    return lambda i: [setattr(state, "count", 1 + i // 3), step(*batch(i))], lambda: task

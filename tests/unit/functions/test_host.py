@@ -216,7 +216,7 @@ def loops_by_a_number(x):
 
 def test_the_traced_part_cannot_compute_with_a_held_number(x):
     line = loops_by_a_number.__code__.co_firstlineno + 1
-    with pytest.raises(CaptureError, match=f"computes with count, which line {line} reads"):
+    with pytest.raises(CaptureError, match=f"computes with count, which line {line} sets"):
         divided(loops_by_a_number).remaining(x)
 
 
@@ -225,5 +225,5 @@ def test_the_traced_part_cannot_compute_with_a_held_number(x):
     [bool, float, int, len, iter, lambda h: h + 1, lambda h: 2 * h, lambda h: h < 1, lambda h: h.T],
 )
 def test_nothing_computes_with_a_held_value(compute):
-    with pytest.raises(CaptureError, match="computes with loss, which line 7 reads from a tensor"):
+    with pytest.raises(CaptureError, match="computes with loss, which line 7 sets"):
         compute(Held("loss", 7))
