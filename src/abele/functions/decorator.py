@@ -527,12 +527,13 @@ class Function:
     ) -> CompiledCall:
         arguments = Arguments(args, kwargs, numbers.stand_ins, expands=self._expands)
         own = self._body if host is None else host.remaining
+        frames = Frames(code_of(own))
         spaces = {id(each.namespace): each.namespace for each in self._frames}
         noting = map(frames.noting, (getattr, hasattr))
         with numbers.in_place(spaces.values(), *noting):
             reached = Reached(self._body, self._frames, arguments.others)
             reached.refuse_iterators()
-            frames = Frames(code_of(own), reached.add)
+            frames.new = reached.add
             _tracing.active = True
             try:
                 captured = capture(

@@ -167,14 +167,15 @@ class Frames:
 
     Args:
         own: code that is the user's wherever it comes from.
-        new: receives frames of other code before they run; None for no such function.
 
     Attributes:
+        new: receives frames of other code before they run; None for no such function.
         asked: names that a ``__getattr__`` of theirs, or their ``getattr``, has been called with.
     """
 
-    def __init__(self, own: types.CodeType | None, new: Callable[[Frame], None] | None = None):
-        self._own, self._new, self.asked = own, new, frozenset[str]()
+    def __init__(self, own: types.CodeType | None):
+        self.new: Callable[[Frame], None] | None = None
+        self._own, self.asked = own, frozenset[str]()
         self._seen: dict[tuple[Any, ...], Frame] = {}
         self._library: dict[types.CodeType, bool] = {}
 
@@ -229,8 +230,8 @@ class Frames:
         if key not in self._seen:
             kept = {n: v for n, v in values.items() if n in free or not isinstance(v, PLAIN)}
             self._seen[key] = found = Frame(frame.f_code, frame.f_globals, kept)
-            if made and self._new is not None:
-                self._new(found)
+            if made and self.new is not None:
+                self.new(found)
 
 
 def _iterates(value: Any) -> bool:
