@@ -180,7 +180,8 @@ def capture(
     places = {each: found for each in replaced if (found := reached.entries(each))}
     own = {_torch.memory_of(t): Entry(Place([t], 0)) for t in filter(may_be_input, moved)}
     entries = collections.ChainMap[int, Entry | casts.Cast]({}, *places.values(), {**own})
-    with tracing(), reached.without({} if host is None else host.outside):
+    hidden = contextlib.nullcontext() if host is None else host.hiding(reached.objects())
+    with tracing(), hidden:
         for _ in range(_MOST_TRACES):
             events = [] if host is None else host.events
             attempt = _Capture(

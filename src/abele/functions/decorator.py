@@ -529,8 +529,7 @@ class Function:
         own = self._body if host is None else host.remaining
         frames = Frames(code_of(own))
         spaces = {id(each.namespace): each.namespace for each in self._frames}
-        noting = map(frames.noting, (getattr, hasattr))
-        with numbers.in_place(spaces.values(), *noting):
+        with numbers.in_place(spaces.values(), *map(frames.noting, (getattr, hasattr))):
             reached = Reached(self._body, self._frames, arguments.others)
             reached.refuse_iterators()
             frames.new = reached.add

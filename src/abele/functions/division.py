@@ -424,7 +424,8 @@ class _Division:
         rest = [*_statements(self._tree.body, self.hosts)]
         changed = Names(lines) - Names().union(*map(attributes, rest))
         sets = Names().union(*map(changed_fields, self.hosts)) - Names().union(*map(fields, rest))
-        outside = {name: HeldAttribute(name, lines[name]) for name in changed - self._locals | sets}
+        kinds = dict.fromkeys(changed - self._locals, Held) | dict.fromkeys(sets, HeldAttribute)
+        outside = {name: kind(name, lines[name]) for name, kind in kinds.items()}
         host = Host(lambda: None, [], late, changed - outside.keys(), outside, [], self._self_name)
         functions = compiled_like(
             self._function,

@@ -66,7 +66,7 @@ class Frame:
 
     def globals(self) -> Iterator[tuple[str, Any]]:
         """Yield the globals that the code reads, and the modules that it imports."""
-        variables, _, modules = _loads(self.code)
+        variables, _, modules, _ = _loads(self.code)
         for name in variables:
             if name in self.namespace:
                 yield name, self.namespace[name]
@@ -82,9 +82,15 @@ class Frame:
     @property
     def attributes(self) -> frozenset[str]:
         """The names of attributes that the code reads, maybe by ``getattr`` or as keys."""
-        variables, names, _ = _loads(self.code)
+        variables, names, *_ = _loads(self.code)
         whole = "vars" in variables | names or self.code in _COPIES
         return names.union(("__dict__",) * whole, variables & {"AttributeError"})
+
+    @property
+    def optional(self) -> frozenset[str]:
+        """The names by which the code may look for attributes that an object does not have."""
+        variables, names, _, texts = _loads(self.code)
+        return frozenset() if (variables | names).isdisjoint({"getattr", "hasattr"}) else texts
 
     def reads_clock(self) -> bool:
         """Return whether the code names a clock, the environment, or variables as text."""
@@ -105,7 +111,7 @@ class Frame:
 
     def reads_types(self) -> bool:
         """Return whether the code may ask for the exact type of a value, or for its methods."""
-        variables, names, _ = _loads(self.code)
+        variables, names, *_ = _loads(self.code)
         asks = _OF_METHODS & (variables | names) and not _PACKAGES.search(self.code.co_filename)
         return ("type" in variables or bool(asks)) and self.code not in _COPIES
 
@@ -145,7 +151,7 @@ def uses(code: types.CodeType, name: str) -> set[str]:
 @functools.cache
 def _loads(code: types.CodeType) -> tuple[frozenset[str], ...]:
     """Return the globals and attributes that code reads or sets, its imports, and its texts."""
-    every = variables, attributes, modules = [set[str]() for _ in range(3)]
+    every = variables, attributes, modules, texts = [set[str]() for _ in range(4)]
     for each in dis.get_instructions(code):
         if each.opname == "IMPORT_NAME":
             modules.add(str(each.argval))
@@ -155,11 +161,11 @@ def _loads(code: types.CodeType) -> tuple[frozenset[str], ...]:
             attributes.add(str(each.argval))
     for inner in code.co_consts:
         if isinstance(inner, str) and inner.isidentifier():
-            attributes.add(inner)
+            texts.add(inner)
         if isinstance(inner, types.CodeType):
             for found, more in zip(every, _loads(inner), strict=True):
                 found |= more
-    return tuple(map(frozenset[str], every))
+    return tuple(map(frozenset[str], (variables, attributes | texts, modules, texts)))
 
 
 class Frames:

@@ -368,7 +368,7 @@ class Guards:
             self._add_container(path, reachable.attributes_of(value), names, depth)
         for name in names - {"__dict__"}:
             found = attribute(value, name)
-            if found is None and ("AttributeError" in names or name in self._frames.asked):
+            if found is None and ("AttributeError" in names or name in self._optional):
                 self._add_absent(value, name)
             if found is None or name in self._left_out or (id(value), name) in self._stored:
                 continue
@@ -404,6 +404,7 @@ class Guards:
 
     def _find(self, function: Any) -> None:
         """Add the variables and attributes that the user's code may read."""
+        self._optional = self._frames.asked.union(*(each.optional for each in self._frames))
         for name, cell in cells_of(function, self._frames):
             if name not in self._left_out:
                 self._add_pair(cell, "cell_contents", cell.cell_contents, name)

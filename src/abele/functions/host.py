@@ -8,14 +8,17 @@ They run with the values that they had at their place. ``division`` finds them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from abele import _torch
+from abele.capture.leftovers import write
 from abele.containers import is_dict
 from abele.errors import CaptureError
 from abele.functions.state import holds_tensors
@@ -44,7 +47,7 @@ class Host:
     statements: Sequence[Callable[..., dict[str, Any]]]
     late: Sequence[bool]
     variables: frozenset[str]
-    outside: Mapping[str, HeldAttribute]
+    outside: Mapping[str, Held]
     events: list[tuple[int, dict[str, Any]]]
     receiver: str = ""
     shared: Callable[[Any], Any] = lambda value: value
@@ -60,6 +63,30 @@ class Host:
     def has_early_events(self) -> bool:
         """Return whether a statement runs later than where it is written."""
         return not all(self.late[index] for index, _ in self.events)
+
+    @contextlib.contextmanager
+    def hiding(self, objects: Iterable[tuple[Any, dict[str, Any]]]) -> Generator[None]:
+        """Put stand-ins into the attributes that its statements set, in a ``with`` block.
+
+        Args:
+            objects: those that the function reaches, and the attributes that they had.
+
+        Raises:
+            CaptureError: on leaving, if the value of one was used.
+        """
+        hidden = {n: e for n, e in self.outside.items() if isinstance(e, HeldAttribute)}
+        held: list[HeldAttribute] = []
+        with contextlib.ExitStack() as stack:
+            for holder, before in objects:
+                for name in hidden.keys() & before.keys():
+                    stack.callback(write, holder, name, before[name], None)
+                    held.append(hidden[name].holding(before[name]))
+                    before[name] = held[-1]
+                    write(holder, name, held[-1], None)
+            yield
+        for each in held:
+            if each.error is not None:  # which the user's code may have caught
+                raise each.error
 
     def check(self) -> None:
         """Refuse containers that the traced part changed after the host had read them.
@@ -166,7 +193,27 @@ class Held(Opaque):
 
 
 class HeldAttribute(Held):
-    """A stand-in for an attribute of an object, which the traced part must not pass on."""
+    """A stand-in for an attribute of an object, which the traced part must not pass on.
+
+    Other threads than the one that captures read the attribute's value.
+    """
+
+    def __init__(self, name: str, line: int, value: Any = None):
+        super().__init__(name, line)
+        self._value, self._thread = value, threading.get_ident()
+
+    def __getattr__(self, attribute: str) -> Any:
+        is_other = threading.get_ident() != self._thread
+        return getattr(self._value, attribute) if is_other else super().__getattr__(attribute)
+
+    def used(self, operator: str, *args: Any, **kwargs: Any) -> Any:
+        """Return what the value's method of this name does, in other threads."""
+        is_other = threading.get_ident() != self._thread
+        return getattr(self._value, operator)(*args, **kwargs) if is_other else self.refuse()
+
+    def holding(self, value: Any) -> HeldAttribute:
+        """Return a stand-in like this one for a value of this thread."""
+        return HeldAttribute(*self._about, value)
 
 
 def _check_early_value(name: str, value: Any) -> None:

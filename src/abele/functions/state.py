@@ -16,7 +16,7 @@ import operator
 import random
 import re
 import types
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -296,23 +296,9 @@ class Reached:
             if cache.cache_info().misses != misses:
                 yield path, cache
 
-    @contextlib.contextmanager
-    def without(self, stand_ins: Mapping[str, Any]) -> Generator[None]:
-        """Put stand-ins into attributes of some names, in a ``with`` block.
-
-        Raises:
-            CaptureError: on leaving, if the value of one was used.
-        """
-        with contextlib.ExitStack() as stack:
-            for holder, before in (*self.leftovers.objects(), *self._classes.items()):
-                for name in stand_ins.keys() & before.keys():
-                    stack.callback(write, holder, name, before[name], None)
-                    before[name] = stand_ins[name]
-                    write(holder, name, stand_ins[name], None)
-            yield
-        for each in stand_ins.values():
-            if each.error is not None:  # which the user's code may have caught
-                raise each.error
+    def objects(self) -> Iterator[tuple[Any, dict[str, Any]]]:
+        """Yield objects and classes, and their attributes before the capture."""
+        yield from (*self.leftovers.objects(), *self._classes.items())
 
     @property
     def caches(self) -> list[Any]:

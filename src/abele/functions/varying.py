@@ -130,9 +130,16 @@ class Opaque:
         """Raise an error: the value was asked for."""
         raise NotImplementedError
 
+    def used(self, operator: str, *args: Any, **kwargs: Any) -> Any:
+        """Return what the value's method of this name does; refuses it."""
+        return self.refuse()
 
-def _refused(stand_in: Opaque, *args: Any, **kwargs: Any) -> Any:
-    return stand_in.refuse()
+
+def _using(operator: str) -> Callable[..., Any]:
+    def call(stand_in: Opaque, *args: Any, **kwargs: Any) -> Any:
+        return stand_in.used(operator, *args, **kwargs)
+
+    return call
 
 
 for _name in (
@@ -143,7 +150,7 @@ for _name in (
     *("round", "trunc", "floor", "ceil", "array", "repr", "pos", "invert", "reversed"),
     *(f"{r}{name}" for name in ("and", "or", "xor", "lshift", "rshift") for r in ("", "r")),
 ):
-    setattr(Opaque, f"__{_name}__", _refused)
+    setattr(Opaque, f"__{_name}__", _using(f"__{_name}__"))
 
 
 class Unread(Opaque):

@@ -510,3 +510,20 @@ def test_another_backward_of_a_function(wrap):
     other = staticmethod(lambda ctx, gradient: gradient * 3)
     call, _ = trained(wrap, task, lambda i: i == 3 and setattr(Doubled, "backward", other))
     return call, lambda: task.model
+
+
+@compiles(programs=3)
+def test_a_helper_of_another_file_that_runs_late_looks_for_an_attribute(wrap):
+    task, config, module = Task(), SimpleNamespace(), ModuleType("other")
+    exec("def scale(config): return getattr(config, 'scale', 1.0)", module.__dict__)
+
+    @wrap
+    def step(x, y, late):
+        return task.update(task.loss(x, y) * (module.scale(config) if late else 1.0))
+
+    def run(i):
+        if i == 4:
+            config.scale = 10.0
+        return step(*batch(i), i > 1)
+
+    return run, lambda: task

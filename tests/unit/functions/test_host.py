@@ -1,11 +1,13 @@
 """Functions are divided into a traced part and statements that Python runs at each call."""
 
+import threading
+
 import pytest
 import torch
 
 from abele.errors import CaptureError
 from abele.functions.division import divide
-from abele.functions.host import Held
+from abele.functions.host import Held, HeldAttribute
 
 LOG: list = []
 COUNT = [0]
@@ -227,3 +229,16 @@ def test_the_traced_part_cannot_compute_with_a_held_number(x):
 def test_nothing_computes_with_a_held_value(compute):
     with pytest.raises(CaptureError, match="computes with loss, which line 7 sets"):
         compute(Held("loss", 7))
+
+
+def test_other_threads_read_the_value_of_an_attribute_that_a_capture_hides():
+    hidden, seen = HeldAttribute("loss", 3).holding(0.5), []
+    read = threading.Thread(target=lambda: seen.extend([f"{hidden:.2f}", hidden + 1, hidden.real]))
+    read.start()
+    read.join()
+    assert seen == ["0.50", 1.5, 0.5]
+    assert hidden.error is None
+    for use in ("{:.2f}", "{.real}"):
+        with pytest.raises(CaptureError, match="loss, which line 3 sets after the program"):
+            use.format(hidden)
+    assert hidden.error is not None
