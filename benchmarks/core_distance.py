@@ -25,21 +25,23 @@ _SOURCE = """
 #include <chrono>
 #include <thread>
 #include <pthread.h>
-static std::atomic<int> turn;
+static std::atomic<int> turn, ready;
 static void play(int core, int own, int turns) {
   cpu_set_t cores;
   CPU_ZERO(&cores);
   CPU_SET(core, &cores);
   pthread_setaffinity_np(pthread_self(), sizeof cores, &cores);
+  ++ready;
   for (int i = 0; i < turns; ++i) {
     while (turn.load(std::memory_order_acquire) != own) {}
     turn.store(1 - own, std::memory_order_release);
   }
 }
 extern "C" double core_distance(int first, int second, int turns) {
-  turn = 2;
+  turn = 2, ready = 0;
   std::thread one(play, first, 0, turns), other(play, second, 1, turns);
   using Clock = std::chrono::steady_clock;
+  while (ready.load() < 2) {}
   const auto began = Clock::now();
   turn = 0;
   one.join(), other.join();
