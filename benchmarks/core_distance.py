@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 # Short trials, of which some find both cores without threads that spin.
-_TURNS, _TRIALS = 200, 40
+_TURNS, _TRIALS = 1000, 16
 _SOURCE = """
 #include <atomic>
 #include <chrono>
