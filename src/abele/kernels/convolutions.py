@@ -296,14 +296,14 @@ def _of_weight_gradient(convolution: Convolution, lanes: int) -> int:
     threads, (points, edge) = torch.get_num_threads(), _form(convolution)
     tiles, rows = _tiles(convolution, edge), _rows(convolution, lanes)
     size = points * inputs * _padded(outputs, lanes)
-    large = "LARGE_" if points == _LARGE_POINTS else ""
     chunk = max(CONSTANTS["ABELE_WINOGRAD_CHUNK_FLOATS"], size) // (points * rows)
     least = CONSTANTS["ABELE_WINOGRAD_LEAST_CHUNK"]
     chunk = min(max(chunk, least), CONSTANTS["ABELE_WINOGRAD_MOST_CHUNK"])
-    if large:
+    floats, most = "ABELE_WINOGRAD_PARTS_FLOATS", "ABELE_WINOGRAD_MOST_PARTS"
+    if points == _LARGE_POINTS:
         chunk = CONSTANTS["ABELE_WINOGRAD_LARGE_CHUNK"]
-    parts = max(CONSTANTS[f"ABELE_WINOGRAD_{large}PARTS_FLOATS"] // size, 1)
-    parts = min(parts, CONSTANTS[f"ABELE_WINOGRAD_{large}MOST_PARTS"], -(-tiles // chunk))
+        floats, most = "ABELE_WINOGRAD_LARGE_PARTS_FLOATS", "ABELE_WINOGRAD_LARGE_MOST_PARTS"
+    parts = min(max(CONSTANTS[floats] // size, 1), CONSTANTS[most], -(-tiles // chunk))
     chunk = min(chunk, -(-tiles // max(parts, 1)))
     rooms = threads if parts % threads == 0 or parts >= 4 * threads else 1
     task = min(inputs, CONSTANTS["ABELE_WINOGRAD_TASK_ROWS"])

@@ -481,7 +481,9 @@ def test_devices_of_fake_tensors_are_shown_as_asked():
 
 def test_distributions_are_checked_again_afterwards():
     # torch's compiler, once used in a process, turns the checks off for good.
-    torch.distributions.Distribution.set_default_validate_args(True)
+    for checks in (False, True):
+        torch.distributions.Distribution.set_default_validate_args(checks)
+        assert _torch.checks_distributions() is checks
     with _torch.unchecked_distributions():
         torch.distributions.Normal(0.0, torch.tensor(-1.0))
     with pytest.raises(ValueError, match="constraint"):
