@@ -53,7 +53,7 @@ class Alone:
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
         """The results for other tensors, as forward is captured."""
-        with portable_functions(training=True, whole_layers=True):
+        with portable_functions(training=True, whole_layers=True, widens=True):
             return self.plain(*tensors)
 
     def plain(self, *tensors: torch.Tensor) -> Tensors:

@@ -89,7 +89,9 @@ def called(recipe: Recipe, values: Values, references: References) -> list[torch
     with (
         references,
         scopes.recording(recipe.module_names),
-        portable_functions(training=recipe.config.training, whole_layers=recipe.whole_layers),
+        portable_functions(
+            training=recipe.config.training, whole_layers=recipe.whole_layers, widens=True
+        ),
         compiled_functions_run_plainly(),
     ):
         outputs = recipe.call([inputs[item.name] for item in recipe.inputs])

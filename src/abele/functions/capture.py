@@ -538,9 +538,8 @@ class _Capture:
             self.adopted.met.setdefault(id(leaf), leaf)  # each call may replace it
         walked = reachable.walk(leaf, "", lambda part: not (has(part) or isinstance(part, known)))
         parts = [] if is_plain else [part for _, part in walked]
-        for part in parts:
-            if type(part) is HeldAttribute:
-                part.refuse()
+        for part in (each for each in parts if type(each) is HeldAttribute):
+            part.refuse()
         kind: Any = types.GeneratorType
         advances = isinstance(leaf, kind)
         if advances or any(map(self._is_of_call, parts)):
@@ -580,9 +579,7 @@ class _Capture:
             self._replicas.replaced(),
             explained(subject="The function"),
             scopes.recording(modules),
-            portable_functions(
-                training=torch.is_grad_enabled(), whole_layers=self.whole_layers, widens=False
-            ),
+            portable_functions(training=torch.is_grad_enabled(), whole_layers=self.whole_layers),
             self._observed() as observed,
             compiled_functions_run_plainly(),
             _torch.distributions_check_by(self._check_later),

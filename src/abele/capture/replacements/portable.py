@@ -131,7 +131,7 @@ class _PortableFunctions(TorchFunctionMode):
 
 @contextlib.contextmanager
 def portable_functions(
-    *, training: bool, whole_layers: bool, widens: bool = True
+    *, training: bool, whole_layers: bool, widens: bool = False
 ) -> Generator[None]:
     """Replace torch functions that read tensor values, in a ``with`` block.
 
@@ -142,7 +142,7 @@ def portable_functions(
     Args:
         training: losses without reduction have to be one number.
         whole_layers: recurrent layers are one operator, see ``recurrent_layers``.
-        widens: losses take classes as int32, too.
+        widens: losses take classes as int32, too, as PopTorch's do.
     """
     graph_operators.name_callers()
     given = {"training": training, "whole_layers": whole_layers, "widens": widens}
