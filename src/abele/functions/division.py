@@ -22,7 +22,7 @@ import torch
 from abele.containers import is_list
 from abele.errors import CaptureError
 from abele.functions.frames import Frame, is_of_library, uses
-from abele.functions.host import RETURNED, Held, HeldAttribute, Host
+from abele.functions.host import RETURNED, Held, Host
 from abele.functions.source import (
     Names,
     attributes,
@@ -424,9 +424,9 @@ class _Division:
         rest = [*_statements(self._tree.body, self.hosts)]
         changed = Names(lines) - Names().union(*map(attributes, rest))
         sets = Names().union(*map(changed_fields, self.hosts)) - Names().union(*map(fields, rest))
-        kinds = dict.fromkeys(changed - self._locals, Held) | dict.fromkeys(sets, HeldAttribute)
-        outside = {name: kind(name, lines[name]) for name, kind in kinds.items()}
-        host = Host(lambda: None, [], late, changed - outside.keys(), outside, [], self._self_name)
+        outside = {n: lines[n] for n in changed - self._locals | sets}
+        own = changed - outside.keys()
+        host = Host(lambda: None, [], late, own, outside, sets, [], self._self_name)
         functions = compiled_like(
             self._function,
             self._tree,

@@ -36,7 +36,8 @@ class Host:
         statements: functions of the host's statements; each returns the variables that it sets.
         late: which statements run at their own place, because nothing traced follows them.
         variables: those of the function whose objects the statements change.
-        outside: stand-ins for what else they change, by the names of attributes and variables.
+        outside: lines that change what else they do, by the names of attributes and variables.
+        sets: those of ``outside`` that are attributes.
         receiver: the name of a method's first argument, which the division has looked at.
         shared: returns a value whose containers are ``Shared`` if they exist outside of a call.
         fresh: by event and variable, the ``id`` of a container that the traced call has made.
@@ -47,7 +48,8 @@ class Host:
     statements: Sequence[Callable[..., dict[str, Any]]]
     late: Sequence[bool]
     variables: frozenset[str]
-    outside: Mapping[str, Held]
+    outside: Mapping[str, int]
+    sets: frozenset[str]
     events: list[tuple[int, dict[str, Any]]]
     receiver: str = ""
     shared: Callable[[Any], Any] = lambda value: value
@@ -74,16 +76,21 @@ class Host:
         Raises:
             CaptureError: on leaving, if the value of one was used.
         """
-        hidden = {n: e for n, e in self.outside.items() if isinstance(e, HeldAttribute)}
         held: list[HeldAttribute] = []
         with contextlib.ExitStack() as stack:
             for holder, before in objects:
-                for name in hidden.keys() & before.keys():
+                for name in self.sets & before.keys():
                     stack.callback(write, holder, name, before[name], None)
-                    held.append(hidden[name].holding(before[name]))
+                    held.append(HeldAttribute(name, self.outside[name], before[name]))
                     before[name] = held[-1]
                     write(holder, name, held[-1], None)
-            yield
+            try:
+                yield
+            except TypeError as error:  # of a function of torch, which takes numbers alone
+                if HeldAttribute.__name__ in (text := str(error)):
+                    name = min((n for n in self.sets if n in text), default=min(self.sets))
+                    Held(name, self.outside[name]).refuse()
+                raise
         for each in held:
             if each.error is not None:  # which the user's code may have caught
                 raise each.error
@@ -198,22 +205,18 @@ class HeldAttribute(Held):
     Other threads than the one that captures read the attribute's value.
     """
 
-    def __init__(self, name: str, line: int, value: Any = None):
+    def __init__(self, name: str, line: int, value: Any):
         super().__init__(name, line)
         self._value, self._thread = value, threading.get_ident()
 
     def __getattr__(self, attribute: str) -> Any:
-        is_other = threading.get_ident() != self._thread
-        return getattr(self._value, attribute) if is_other else super().__getattr__(attribute)
+        is_own = threading.get_ident() == self._thread
+        return super().__getattr__(attribute) if is_own else getattr(self._value, attribute)
 
     def used(self, operator: str, *args: Any, **kwargs: Any) -> Any:
         """Return what the value's method of this name does, in other threads."""
-        is_other = threading.get_ident() != self._thread
-        return getattr(self._value, operator)(*args, **kwargs) if is_other else self.refuse()
-
-    def holding(self, value: Any) -> HeldAttribute:
-        """Return a stand-in like this one for a value of this thread."""
-        return HeldAttribute(*self._about, value)
+        is_own = threading.get_ident() == self._thread
+        return self.refuse() if is_own else getattr(self._value, operator)(*args, **kwargs)
 
 
 def _check_early_value(name: str, value: Any) -> None:

@@ -766,3 +766,30 @@ def test_a_variable_has_the_name_of_an_attribute_that_a_helper_reads(wrap):
         return count
 
     return lambda i: [setattr(state, "count", 1 + i // 3), step(*batch(i))], lambda: task
+
+
+@compiles(programs=1)
+def test_a_number_is_kept_under_the_name_of_a_setting_of_a_layer(wrap):
+    task = Task(model=nn.Sequential(nn.Linear(5, 3), nn.LayerNorm(3)))
+    kept = SimpleNamespace(eps=0.0)
+
+    @wrap
+    def step(x, y):
+        loss = task.update(task.loss(x, y))
+        kept.eps = loss.item()
+        return loss
+
+    return lambda i: step(*batch(i)), lambda: (task, kept)
+
+
+@stays_eager(match=r"computes with momentum, which line \d+ sets after the program")
+def test_a_number_becomes_a_setting_of_a_layer(wrap):
+    task = Task(model=nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3)))
+
+    @wrap
+    def step(x, y):
+        loss = task.update(task.loss(x, y))
+        task.model[1].momentum = min(0.9, loss.item())
+        return loss
+
+    return lambda i: step(*batch(i)), lambda: task

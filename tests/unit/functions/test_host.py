@@ -232,7 +232,7 @@ def test_nothing_computes_with_a_held_value(compute):
 
 
 def test_other_threads_read_the_value_of_an_attribute_that_a_capture_hides():
-    hidden, seen = HeldAttribute("loss", 3).holding(0.5), []
+    hidden, seen = HeldAttribute("loss", 3, 0.5), []
     read = threading.Thread(target=lambda: seen.extend([f"{hidden:.2f}", hidden + 1, hidden.real]))
     read.start()
     read.join()
