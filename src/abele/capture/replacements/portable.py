@@ -142,7 +142,7 @@ def portable_functions(
     Args:
         training: losses without reduction have to be one number.
         whole_layers: recurrent layers are one operator, see ``recurrent_layers``.
-        widens: losses take classes as int32, too, as PopTorch's do.
+        widens: losses take classes as int32, too, which torch refuses.
     """
     graph_operators.name_callers()
     given = {"training": training, "whole_layers": whole_layers, "widens": widens}
