@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from abele import _torch
 from abele._torch import casts, scaling
@@ -257,6 +258,8 @@ class _Capture:
         self._caches_casts = torch.is_autocast_cache_enabled()  # a trace of torch's turns it off
         known = any(type(each) is casts.Cast for each in self.entries.values())
         self._casts = casts.Casts() if casts.are_kept() and not known else None
+        self._outside: list[RemovableHandle] = []  # hooks of tensors with a gradient function
+        self._refusal: CaptureError | None = None  # by such a hook, which the user's code may catch
         self._outputs: list[tuple[torch.Tensor, Output]] = []
         self._checks: list[torch.Tensor] = []  # of arguments of distributions
         self._kept: list[torch.Tensor] = []  # tensors whose gradient stays
@@ -273,10 +276,8 @@ class _Capture:
             self._grads.note(kept.weight)  # which the program may not meet otherwise
             return f"given{len(self.adopted.named)}", Role.INPUT
         if tensor.requires_grad and not tensor.is_leaf:
-            raise CaptureError(
-                f"The function computes with a tensor that has a gradient function from outside, "
-                f"at {user_line()}. Compute it inside, or pass detach() of it."
-            )
+            refuse = functools.partial(self._refuse_gradient, user_line())
+            self._outside.append(tensor.register_hook(refuse))
         if type(tensor) not in KINDS:
             raise CaptureError(
                 f"The function computes with a {type(tensor).__name__}; a program keeps plain "
@@ -301,6 +302,8 @@ class _Capture:
             )
         finally:
             journal = self._grads.restored()
+            for hook in self._outside:
+                hook.remove()
         self._check(journal, program)
         effects, slots = self._effects(journal, leaves), self._slots()
         written = {(slot.role, slot.name) for slot in program.inputs if slot.mutated}
@@ -622,8 +625,18 @@ class _Capture:
             self._checks.append(checked(valid.logical_not(), _OF_DISTRIBUTIONS))
         return True
 
+    def _refuse_gradient(self, line: str, _: torch.Tensor) -> None:
+        """Refuse the gradient of a tensor that was computed outside."""
+        self._refusal = CaptureError(
+            "The function's backward enters the gradient function of a tensor from outside, with "
+            f"which it computes at {line}. Compute it inside, or use detach() of it."
+        )
+        raise self._refusal
+
     def _check_gradients_of(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Refuse gradients of arguments, which would leave the call."""
+        """Refuse gradients of tensors from outside, which would leave the call."""
+        if self._refusal is not None:
+            raise self._refusal
         for leaf in self.arguments.given:
             _refuse_attributes(leaf)
         for item, tensor in zip(self.arguments.named, inputs, strict=True):

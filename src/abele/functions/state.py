@@ -406,7 +406,7 @@ def _path(owner: str, holder: Any, key: Any) -> str:
 
 def may_be_input(value: Any) -> bool:
     """Return whether a value is a tensor that each call of a program may find elsewhere."""
-    if type(value) not in KINDS or other_kind(value) is not None or not value.is_leaf:
+    if type(value) not in KINDS or other_kind(value) is not None:
         return False
     is_lazy = value.is_conj() or value.is_neg()
     return not is_lazy and value.permute(by_strides(value)).is_contiguous()

@@ -1,5 +1,6 @@
 """Tensors that calls replace in Python objects: averages, hidden states, SAM; LBFGS's closures."""
 
+import contextlib
 import copy
 import types
 
@@ -75,6 +76,68 @@ def test_a_hidden_state_is_kept(where):
         return lambda i: step(*batch(i)), lambda: (task, states, state)
 
     compiles(programs=1)(build)()
+
+
+@pytest.mark.parametrize("programs", [2, 3])
+def test_a_hidden_state_is_detached_where_it_is_read(programs):
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.hidden = nn.GRUCell(5, 3), None
+
+        def forward(self, x):
+            hidden = torch.zeros(4, 3) if self.hidden is None else self.hidden.detach()
+            self.hidden = self.cell(x, hidden)
+            return self.hidden
+
+    def build(wrap):
+        task = Task(model=Recurrent())
+
+        step = wrap(lambda x, y: task.update(task.loss(x, y)))
+
+        def call(i):
+            if i == 4 and programs == 3:
+                task.model.hidden = None
+            return step(*batch(i)), task.model.hidden.detach().clone()
+
+        return call, lambda: task.model.state_dict()
+
+    compiles(programs=programs)(build)()
+
+
+@compiles(programs=2)
+def test_features_with_a_gradient_function_from_outside(wrap):
+    task, before = Task(), nn.Linear(5, 5)
+
+    @wrap
+    def step(y):
+        return task.update(task.loss(task.features.detach(), y))
+
+    def call(i):
+        x, y = batch(i)
+        task.features = before(x)
+        return step(y)
+
+    return call, lambda: (task, [param.grad for param in before.parameters()])
+
+
+@pytest.mark.parametrize("catches", [False, True])
+def test_a_backward_that_enters_a_graph_from_outside(catches):
+    def build(wrap):
+        task, outside = Task(), nn.Parameter(torch.randn(5))
+        scale = outside.exp()
+
+        @wrap
+        def step(x, y):
+            loss = task.loss(x * scale, y)
+            with contextlib.suppress(RuntimeError if catches else ()):
+                loss.backward(retain_graph=True)
+            task.optimizer.step()
+            return loss
+
+        return lambda i: step(*batch(i)), lambda: (task, outside.grad)
+
+    stays_eager(match="backward enters the gradient function of a tensor from outside")(build)()
 
 
 @compiles(programs=1)
