@@ -277,7 +277,7 @@ class _Capture:
             return f"given{len(self.adopted.named)}", Role.INPUT
         if tensor.requires_grad and not tensor.is_leaf:
             refuse = functools.partial(self._refuse_gradient, user_line())
-            self._outside.append(tensor.register_hook(refuse))
+            self._outside.append(cast("Any", tensor).register_hook(refuse))
         if type(tensor) not in KINDS:
             raise CaptureError(
                 f"The function computes with a {type(tensor).__name__}; a program keeps plain "

@@ -483,14 +483,22 @@ class Function:
             count = len(self._counters)
             self._lines, self._changed = dict(lines), {*changed}
             numbers = self._numbers({})
-            with contextlib.suppress(Exception):
+            try:
                 return self._divided(args, kwargs, numbers)
+            except Exception as error:
+                if isinstance(error, NotYetError):
+                    self._undefer()
+                    raise
             if numbers.read and not numbers.decides:
                 self._split(args, kwargs)
                 count = -1
+        self._undefer()
+        return None
+
+    def _undefer(self) -> None:
+        """Capture without stand-ins for numbers of tensors from now on."""
         self._defers = False
         self._counters.clear()
-        return None
 
     def _divided(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: Slots

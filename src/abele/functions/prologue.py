@@ -114,17 +114,27 @@ def split(
     if owner is not None:
         space[plain.__code__.co_varnames[0]] = owner
     others = [each for each in frames if each.code is not plain.__code__]
-    moved = _moved(tree.body, _Reader(plain, space), others)
+    moved = _moved(tree.body, _Reader(plain, dict(space)), others)
+    staying = [each for each in tree.body if each not in moved]
+    changed = frozenset[str]().union(*map(effects, staying))
+    if any(_makes_container(each) and stored(each) & changed for each in moved):
+        moved = _moved(tree.body, _Reader(plain, space), others, changed)
     return _made(function, plain, tree, moved) if moved else None
 
 
-def _moved(body: Sequence[ast.stmt], reader: _Reader, others: Sequence[Frame]) -> list[ast.stmt]:
+def _moved(
+    body: Sequence[ast.stmt],
+    reader: _Reader,
+    others: Sequence[Frame],
+    changed: frozenset[str] = frozenset(),
+) -> list[ast.stmt]:
     """Return the statements of the prologue.
 
     Args:
         body: statements of the function.
         reader: reads them in their order.
         others: code that they may call.
+        changed: variables whose lists and dictionaries the rest changes, and therefore makes.
     """
     moved: list[ast.stmt] = []
     useful, calls = 0, False
@@ -135,7 +145,8 @@ def _moved(body: Sequence[ast.stmt], reader: _Reader, others: Sequence[Frame]) -
             continue
         depends = attributes(statement) & written or effects(statement) & (read | written)
         reader.called.clear()
-        free = not depends and reader.runs(statement)
+        stays = depends or (_makes_container(statement) and stored(statement) & changed)
+        free = not stays and reader.runs(statement)
         if free and calls and not _is_independent(statement, reader, others, read):
             break
         if free:
@@ -182,6 +193,10 @@ def _names(node: ast.AST) -> frozenset[str]:
     """Return the variables, attributes and texts in a piece of code."""
     found = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant)]
     return attributes(node) | effects(node) | {each for each in found if isinstance(each, str)}
+
+
+def _makes_container(statement: ast.stmt) -> bool:
+    return any(isinstance(each, ast.List | ast.Dict) for each in ast.walk(statement))
 
 
 def _is_unpacking(statement: ast.stmt) -> bool:

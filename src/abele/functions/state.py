@@ -351,10 +351,11 @@ class Reached:
             if same(before, after):
                 continue
             is_mode = isinstance(holder, torch.nn.Module) and key == "training"
+            is_flag = is_mode or key == "_opt_called"  # by which schedulers know of a first step
             overwritten = issubclass(type(before), Unread) and isinstance(after, PLAIN)
             place = place_of(holder, key, before, after)
             new = place is None and _is_traced(before, after) and _can_store(holder, before)
-            if is_mode or overwritten or new:
+            if is_flag or overwritten or new:
                 stored.append(Stored(holder, key, before, after))
             else:
                 name = (holder if isinstance(holder, type) else type(holder)).__name__

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
 from helpers.compiled_functions import Task, batch, compiles, stays_eager
@@ -127,3 +128,43 @@ def test_a_mode_that_the_function_sets_before(wrap):
 
     task.model.weights = [0]
     return call, lambda: task
+
+
+@compiles(programs=2, calls=8)
+def test_a_counter_beside_a_sum_decides_whether_an_update_runs(wrap):
+    task, totals = Task(torch.optim.Adam), {"loss": 0.0, "batches": 0}
+    scheduler = torch.optim.lr_scheduler.StepLR(task.optimizer, 2)
+
+    @wrap
+    def step(x, y):
+        loss = task.loss(x, y)
+        (loss / 2).backward()
+        totals["loss"] += loss.item()
+        totals["batches"] += 1
+        if totals["batches"] % 2 == 0:
+            task.optimizer.step()
+            scheduler.step()
+            task.optimizer.zero_grad()
+        return loss.detach()
+
+    return lambda i: step(*batch(i)), lambda: (task, totals, scheduler.last_epoch)
+
+
+@compiles(programs=3, calls=9)
+def test_losses_in_a_dictionary_by_names_in_an_argument(wrap):
+    task, history = Task(), {"class": [], "norm": []}
+
+    @wrap
+    def step(x, y, active):
+        losses, scores = {}, task.model(x)
+        if "class" in active:
+            losses["class"] = F.cross_entropy(scores, y)
+        if "norm" in active:
+            losses["norm"] = scores.square().mean()
+        loss = task.update(sum(losses.values()))
+        for name, each in losses.items():
+            history[name].append(round(each.item(), 3))
+        return loss
+
+    names = [("class", "norm"), ("class",), ("norm",)]
+    return lambda i: step(*batch(i), names[i % 3]), lambda: (task, history)
