@@ -271,7 +271,8 @@ class CompiledCall:
         shares = "an argument shares its memory with another one or with state that is written"
         if self._found() is None:
             return "a tensor that calls replace has another shape, type, layout or place"
-        return self.guards.difference() or (shares if self._overlap(inputs) else "nothing")
+        decides = "a number by which Python decides"
+        return self.guards.difference() or (shares if self._overlap(inputs) else decides)
 
     def changed_numbers(self) -> dict[int, frozenset[str]]:
         """Return the arguments of optimizers that have changed and are no slots, by ``id``."""

@@ -34,7 +34,7 @@ from abele.functions.batches import flatten
 from abele.functions.capture import CapturedCall, ChangesError, capture, code_of
 from abele.functions.compiled import CompiledCall
 from abele.functions.division import TRAINING, divide
-from abele.functions.frames import Frame, Frames
+from abele.functions.frames import Frame, Frames, codes
 from abele.functions.guards import Guards
 from abele.functions.host import Host
 from abele.functions.prologue import Prologue, split
@@ -624,9 +624,10 @@ class Function:
 
     def _may_have_slots(self, host: Host | None) -> bool:
         """Return whether no traced code of the user's reads the numbers of optimizers."""
-        own = code_of(self._body if host is None else host.remaining)
-        others = [each for each in self._frames if each.code is not code_of(self._body)]
-        frames = [Frame(own, {}, {})] if own is not None else []
+        own, body = code_of(self._body if host is None else host.remaining), code_of(self._body)
+        frames = [] if own is None else [Frame(each, {}, {}) for each in codes(own)]
+        whole = [] if body is None else [*codes(body)]
+        others = [each for each in self._frames if each.code not in whole]
         return not any(each.mentions(_NUMBERS) for each in (*frames, *others))
 
     def _announce(self, text: str) -> None:

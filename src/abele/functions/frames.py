@@ -136,9 +136,19 @@ class Frame:
         return bool(texts & (constants | {*self.code.co_names}))
 
 
+def codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield the code of a function and of what it defines, such as comprehensions."""
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield from codes(each)
+
+
 def uses(code: types.CodeType, name: str) -> set[str]:
     """Return the attributes that code asks a variable for; ``""`` for any other use."""
-    instructions = [each for each in dis.get_instructions(code) if each.opname != "PUSH_NULL"]
+    variables = (*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars)
+    instructions = [*dis.get_instructions(code)] if name in variables else []
+    instructions = [each for each in instructions if each.opname != "PUSH_NULL"]
     found = {
         str(after.argval) if after.opname.endswith(("_ATTR", "_METHOD")) else ""
         for each, after in itertools.pairwise(instructions)

@@ -446,9 +446,9 @@ class Guards:
             self._follow(f"{path}[{item!r}]", part, names, depth - 1)
 
     def _only_appends(self, path: str, value: Any) -> bool:
-        """Return whether the code adds traced values to a list, and reads nothing of it."""
-        added = self._held.get(id(value)) if is_list(value) else None
-        if not added or min(added) < len(value):
+        """Return whether the code at most adds traced values to a list, and reads nothing of it."""
+        added = self._held.get(id(value), ())
+        if not is_list(value) or min(added, default=len(value)) < len(value):
             return False
         name = path.rpartition(".")[2]
         return set[str]().union(*(uses(each.code, name) for each in self._frames)) == {"append"}

@@ -17,14 +17,14 @@ import ast
 import copy
 import inspect
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 import torch
 
 from abele.containers import is_dict, is_list, is_sequence
-from abele.functions.frames import PLAIN, Frame, attribute
+from abele.functions.frames import PLAIN, Frame, attribute, is_of_library
 from abele.functions.source import (
     DEFINITIONS,
     attributes,
@@ -139,16 +139,21 @@ def _moved(
     moved: list[ast.stmt] = []
     useful, calls = 0, False
     read, written = set[str](), set[str]()  # variables of the statements that stay behind
-    for statement in body:
+    for index, statement in enumerate(body):
         is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
         if is_text or isinstance(statement, ast.Global | ast.Nonlocal | ast.Pass):
             continue
         depends = attributes(statement) & written or effects(statement) & (read | written)
         reader.called.clear()
+        reader.trains = False
         stays = depends or (_makes_container(statement) and stored(statement) & changed)
         free = not stays and reader.runs(statement)
-        if free and calls and not _is_independent(statement, reader, others, read):
-            break
+        if free and calls:
+            later = frozenset[str]().union(*map(_names, body[index:]))
+            if not _is_independent(
+                statement, reader, others, reader.before(others, read, later), read
+            ):
+                break
         if free:
             moved.append(statement)
             useful = useful if _is_unpacking(statement) else len(moved)
@@ -163,7 +168,11 @@ def _moved(
 
 
 def _is_independent(
-    statement: ast.stmt, reader: _Reader, others: Sequence[Frame], read: set[str]
+    statement: ast.stmt,
+    reader: _Reader,
+    others: Sequence[Frame],
+    before: Sequence[Frame],
+    read: set[str],
 ) -> bool:
     """Return whether a statement may run before others that call code.
 
@@ -171,6 +180,7 @@ def _is_independent(
         statement: computes numbers of Python.
         reader: has read it, and functions that it calls.
         others: code that runs during a call of the whole function.
+        before: that of these which may run before the statement.
         read: names and texts in the statements before it.
     """
     nodes = [each for tree in (statement, *reader.called.values()) for each in ast.walk(tree)]
@@ -185,6 +195,8 @@ def _is_independent(
             changed |= chain(each) | _names(keys)
     used = changed.union(*map(_names, nodes))
     codes = [each for each in others if each.code not in reader.called]
+    if reader.trains and any(each.mentions(_STEPS) for each in before):
+        return False
     mentioned = changed & read or any(each.mentions(changed) for each in codes)
     return not mentioned and not any(each.sets() & used for each in codes)
 
@@ -276,6 +288,9 @@ class _Reader:
         space: its variables, as far as they are known: objects, or ``_NUMBER`` and ``_GROUP``.
         depth: how many functions may call each other.
         called: gets the functions that the code calls.
+
+    Attributes:
+        trains: the code reads or sets numbers of optimizers or schedulers.
     """
 
     def __init__(
@@ -287,6 +302,7 @@ class _Reader:
     ):
         self._function, self._space, self._depth = function, space, depth
         self.called = {} if called is None else called
+        self.trains = False
         self.outer = {*function.__code__.co_names, *function.__code__.co_freevars}
 
     def runs(self, statement: ast.stmt) -> bool:
@@ -300,6 +316,39 @@ class _Reader:
             self._space = before
             return False
         return True
+
+    def before(
+        self, frames: Sequence[Frame], first: Collection[str], last: Collection[str]
+    ) -> list[Frame]:
+        """Return the code that statements may call before others.
+
+        Args:
+            frames: the code that an earlier call of all of them ran.
+            first: names in the statements.
+            last: names in the others.
+        """
+        known = [*frames, *self._methods()]
+
+        def reached(names: Collection[str]) -> set[str]:
+            found, count = {*names}, -1
+            while count < len(found):
+                count = len(found)
+                found.update(*(each.code.co_names for each in known if each.code.co_name in found))
+            return found
+
+        early, late = reached(first), reached(last)
+        others = [each for each in frames if each.code.co_name not in late]
+        found = [*others, *(each for each in known if each.code.co_name in early)]
+        return [each for each in found if each.code not in self.called]
+
+    def _methods(self) -> Iterator[Frame]:
+        """Yield the user's methods of the objects that the function names."""
+        named = [outside(self._function, name) for name in self.outer]
+        kinds = {kind for value in (*self._space.values(), *named) for kind in type(value).__mro__}
+        for kind in kinds:
+            for each in () if is_of_library(kind.__module__) else vars(kind).values():
+                if isinstance(each, types.FunctionType):
+                    yield Frame(each.__code__, each.__globals__, {})
 
     def _block(self, body: Sequence[ast.stmt], *, nested: bool) -> None:
         for each in body:
@@ -418,15 +467,21 @@ class _Reader:
                 raise _NotPlainError
 
     def _variable(self, name: str) -> Any:
-        if name in self._space:
-            return self._space[name]
-        value = outside(self._function, name, _UNSET) if name in self.outer else _UNSET
+        value = self._space.get(name, _UNSET)
+        if value is _UNSET and name in self.outer:
+            value = outside(self._function, name, _UNSET)
         if value is _UNSET:
             raise _NotPlainError
+        self._note(value)
         return value
+
+    def _note(self, value: Any) -> None:
+        optim = torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler
+        self.trains |= value is _GROUP or _is_groups(value) or isinstance(value, optim)
 
     def _of(self, owner: Any, name: str) -> Any:
         """Return an attribute of an object, read past descriptors."""
+        self._note(owner)
         found = None if name in _NOT_READ or owner is _GROUP else attribute(owner, name)
         if found is None or _is_plain(owner):
             raise _NotPlainError
@@ -493,6 +548,7 @@ class _Reader:
         self.called[function.__code__] = tree
         inner = _Reader(function, dict(bound.arguments), self._depth - 1, self.called)
         inner._block(tree.body, nested=False)
+        self.trains |= inner.trains
         return _NUMBER
 
 

@@ -168,3 +168,64 @@ def test_losses_in_a_dictionary_by_names_in_an_argument(wrap):
 
     names = [("class", "norm"), ("class",), ("norm",)]
     return lambda i: step(*batch(i), names[i % 3]), lambda: (task, history)
+
+
+@compiles(programs=3, calls=9)
+def test_a_rate_and_a_log_by_the_number_of_the_call(wrap):
+    task, logged = Task(), []
+
+    @wrap
+    def step(x, y, it):
+        loss = task.update(task.loss(x, y))
+        task.optimizer.param_groups[0]["lr"] = 0.1 * 0.5 ** (it / 10)
+        if it % 2 == 0:
+            logged.append(loss.item())
+        return loss
+
+    return lambda i: step(*batch(i), i), lambda: (task, logged)
+
+
+@compiles(programs=1, calls=9)
+def test_rates_of_several_schedulers_are_returned(wrap):
+    task, other = Task(), Task(torch.optim.Adam)
+    optimizers = [task.optimizer, other.optimizer]
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(each, 0.9) for each in optimizers]
+
+    @wrap
+    def step(x, y):
+        loss = other.update(task.update(task.loss(x, y)).detach() * other.loss(x, y))
+        for each in schedulers:
+            each.step()
+        return loss, [each.get_last_lr()[0] for each in schedulers]
+
+    return lambda i: step(*batch(i)), lambda: (task, other)
+
+
+@compiles(programs=4, calls=9)
+def test_a_rate_that_is_set_behind_a_method_which_no_first_call_runs(wrap):
+    class Accumulating(Task):
+        batches = 0
+
+        def apply(self):
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+        def update(self, loss):
+            loss.backward()
+            if self.batches % 3 == 2:
+                self.apply()
+            return loss.detach()
+
+    task = Accumulating()
+
+    @wrap
+    def step(x, y, it):
+        loss = task.update(task.loss(x, y))
+        task.optimizer.param_groups[0]["lr"] = 0.1 * 0.5**it
+        return loss
+
+    def call(i):
+        task.batches = i
+        return step(*batch(i), i)
+
+    return call, lambda: task
