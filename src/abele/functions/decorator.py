@@ -612,13 +612,12 @@ class Function:
         outside = set[str]() if host is None else host.outside.keys()
         for frame in frames:
             read = set[str]() if frame.code is own else outside & frame.reads()
-            if captured.schedulers and frame.mentions(
-                _OF_SCHEDULERS if frame.code is own else _OF_SCHEDULERS | _NUMBERS
-            ):
+            scheduled = _OF_SCHEDULERS if frame.code is own else _OF_SCHEDULERS | _NUMBERS
+            if captured.schedulers and (frame.mentions(scheduled) or frame.sets() & _NUMBERS):
                 read = {"a number of a scheduler"}
             if read:
                 raise CaptureError(
-                    f"{frame.code.co_qualname} reads {', '.join(sorted(read))}, which the function "
+                    f"{frame.code.co_qualname} uses {', '.join(sorted(read))}, which the function "
                     "changes in a statement that Python runs after the program."
                 )
 
