@@ -191,6 +191,8 @@ def _holders(roots: tuple[Any, ...], *, state: bool = True) -> Iterator[Any]:
         if _can_hold(value):
             yield value
         stack += [part for part in reversed(_contents(value, state)) if type(part) not in _PLAIN]
+        if isinstance(value, (dict, set, *_LISTS)) and reachable.has_attributes(value):
+            stack.append(reachable.attributes_of(value))
 
 
 def _can_hold(value: Any) -> bool:

@@ -28,6 +28,8 @@ HOLDERS = {
     "function": lambda: None,
     "tensor": torch.nn.Parameter(torch.zeros(2)),
     "dictionary": Config(),
+    "attributes of a dictionary": type("Tracker", (dict,), {})(),
+    "attributes of a list": type("Record", (list,), {})(),
 }
 
 
