@@ -8,6 +8,7 @@ does. Heavy imports stay inside functions: importing abele must not load torch's
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import importlib
@@ -91,6 +92,8 @@ __all__ = [
     "without_tf32",
 ]
 
+# Comparisons in C++, which save time alone.
+_guards: Any = importlib.import_module("torch._C._dynamo.guards") if versions.tried else None
 #: Held while anything is traced or compiled: the tracer and the settings below are global.
 TRACING = Lock()
 
@@ -445,6 +448,30 @@ def hooks_of(tensor: torch.Tensor) -> list[list[int]]:
     of_tensor: Any = tensor
     kinds = (of_tensor._backward_hooks, of_tensor._post_accumulate_grad_hooks)
     return [list(kind or ()) for kind in kinds]
+
+
+def comparison_with(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """Return a function that compares as many tensors with these, but for their memory.
+
+    It compares types, devices, shapes, strides and ``requires_grad``, and may return False for
+    tensors that are alike.
+    """
+    if _guards is None:
+        return lambda *others: False
+    return _guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+
+
+def versions_of(dictionaries: Sequence[Any]) -> Callable[[], list[Any]]:
+    """Return a function whose results are equal only if no dictionary was written in between.
+
+    They may differ all the same. Attributes of objects may be set without a write to ``__dict__``.
+    """
+    kinds = {*map(type, dictionaries)}
+    if _guards is None or not kinds <= {dict, collections.defaultdict}:  # others have an order
+        return lambda: [object()]
+    full, empty = [d for d in dictionaries if d], [d for d in dictionaries if not d]
+    version = _guards.dict_version
+    return lambda: [object()] if any(empty) else [*map(version, full)]
 
 
 def global_hooks() -> list[list[int]]:

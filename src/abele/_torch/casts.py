@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 import torch
@@ -14,12 +14,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from abele._torch.replaced import replaced
 
 _UNTYPED: Any = torch
+_is_autocast_enabled: Callable[[], bool] = _UNTYPED._C._is_any_autocast_enabled
+_precision_of: Callable[[str, str], str] = _UNTYPED._C._get_fp32_precision_getter
+_increment_nesting: Callable[[], int] = _UNTYPED.autocast_increment_nesting
+_decrement_nesting: Callable[[], int] = _UNTYPED.autocast_decrement_nesting
 TO_COPY: Any = torch.ops.aten._to_copy.default
 
 
 def types() -> list[tuple[str, torch.dtype]]:
     """Return the types that autocast of this thread casts to, by device; none where it is off."""
-    if not _UNTYPED._C._is_any_autocast_enabled():
+    if not _is_autocast_enabled():
         return []
     casting = [each for each in ("cpu", "cuda") if torch.is_autocast_enabled(each)]
     return [(each, torch.get_autocast_dtype(each)) for each in casting]
@@ -27,13 +31,13 @@ def types() -> list[tuple[str, torch.dtype]]:
 
 def of_products() -> str:
     """Return the type that oneDNN casts factors to, in products of float32: bf16, tf32 or none."""
-    return _UNTYPED._C._get_fp32_precision_getter("mkldnn", "matmul")
+    return _precision_of("mkldnn", "matmul")
 
 
 def are_kept() -> bool:
     """Return whether casts are kept beyond blocks of autocast that begin now."""
-    depth = _UNTYPED.autocast_increment_nesting()
-    _UNTYPED.autocast_decrement_nesting()
+    depth = _increment_nesting()
+    _decrement_nesting()
     return depth > 1
 
 

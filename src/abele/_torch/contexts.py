@@ -160,6 +160,8 @@ def without_tf32() -> Generator[None]:
             torch._C._set_cudnn_allow_tf32(True)
 
 
+_core: Any = torch._C
+_forward_ad: Any = torch.autograd.forward_ad
 _modules: Any = importlib.import_module("torch.nn.modules.module")
 _optimizers: Any = importlib.import_module("torch.optim.optimizer")
 
@@ -211,11 +213,9 @@ def writes(tensor: torch.Tensor) -> int:
 
 def is_transformed(tensor: torch.Tensor) -> bool:
     """Return whether ``torch.func`` or forward-mode differentiation tracks a tensor."""
-    functions: Any = getattr(torch._C, "_functorch")  # noqa: B009 - its stubs do not have it
-    forward_ad: Any = torch.autograd.forward_ad
-    if functions.is_functorch_wrapped_tensor(tensor):
+    if _core._functorch.is_functorch_wrapped_tensor(tensor):
         return True
-    return forward_ad.unpack_dual(tensor).tangent is not None
+    return _forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def is_observed() -> bool:
@@ -225,17 +225,16 @@ def is_observed() -> bool:
     of TorchScript, hooks of saved tensors, or the detection of anomalies. The mode of a default
     device is none of these.
     """
-    core: Any = torch._C
-    forward_ad: Any = torch.autograd.forward_ad
+    core = _core
     if core._len_torch_function_stack():
         modes = map(core._get_function_stack_at, range(core._len_torch_function_stack()))
         if not all(isinstance(mode, DeviceContext) for mode in modes):
             return True
     return (
-        torch.is_anomaly_enabled()
+        core.is_anomaly_enabled()
         or core._len_torch_dispatch_stack() > 0
         or core._functorch.peek_interpreter_stack() is not None
-        or forward_ad._current_level >= 0
+        or _forward_ad._current_level >= 0
         or core._autograd._top_saved_tensors_default_hooks(False) is not None
         or core._get_tracing_state() is not None
     )
@@ -243,9 +242,8 @@ def is_observed() -> bool:
 
 def default_device() -> torch.device | None:
     """Return the device of ``torch.device`` blocks and ``torch.set_default_device``, if any."""
-    core: Any = torch._C
-    count = core._len_torch_function_stack()
-    return getattr(core._get_function_stack_at(count - 1), "device", None) if count else None
+    count = _core._len_torch_function_stack()
+    return getattr(_core._get_function_stack_at(count - 1), "device", None) if count else None
 
 
 def has_lost_worker(batches: Any) -> bool:

@@ -761,3 +761,45 @@ def test_packed_weights_give_a_convolution_that_adds():
     z = summed(onto, x, packed, bias, *places, "add", 1.0, None, [], None)
     torch.testing.assert_close(onto, expected + 1, rtol=1e-5, atol=1e-5)
     assert z.data_ptr() == onto.data_ptr()
+
+
+UNLIKE = {
+    "type": lambda x: x.as_subclass(nn.Parameter),
+    "dtype": lambda x: x.double(),
+    "shape": lambda x: x[:2],
+    "strides": lambda x: x.t(),
+    "requires_grad": lambda x: x.requires_grad_(),
+    "negative": torch._neg_view,
+}
+
+
+@pytest.mark.parametrize("change", UNLIKE)
+def test_tensors_of_other_forms_are_not_alike(change, monkeypatch):
+    alike = _torch.comparison_with([torch.ones(3, 2), torch.ones(2)])
+    assert alike(torch.zeros(3, 2), torch.zeros(2))
+    assert not alike(UNLIKE[change](torch.zeros(3, 2)), torch.zeros(2))
+    monkeypatch.setattr(_torch, "_guards", None)  # as with torch that was not tried
+    assert not _torch.comparison_with([torch.ones(2)])(torch.ones(2))
+
+
+WRITES = {
+    "an entry": lambda d: d.__setitem__("a", 2),
+    "a new entry": lambda d: d.__setitem__("c", 1),
+    "the order": lambda d: d.__setitem__("a", d.pop("a")),
+    "all of it": dict.clear,
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("kind", [dict, OrderedDict])
+def test_versions_differ_after_each_write(write, kind, monkeypatch):
+    written, empty = kind(a=1, b=[]), {}
+    versions = _torch.versions_of([empty, written])
+    before = versions()
+    assert (versions() == before) is (kind is dict)  # others may be put in order unseen
+    WRITES[write](written)
+    assert versions() != before
+    empty["a"] = 1
+    assert versions() != versions()
+    monkeypatch.setattr(_torch, "_guards", None)
+    assert _torch.versions_of([{}])() != _torch.versions_of([{}])()
