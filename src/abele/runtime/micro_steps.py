@@ -21,7 +21,7 @@ from abele.program import Check, Program, Role
 from abele.runtime.device_state import DeviceState
 from abele.runtime.observers import clock
 from abele.step.batching import MicroStep
-from abele.targets.base import Repeated, Run
+from abele.targets.base import OfBatch, Repeated, Run
 
 #: A micro-step, and its slice of each input.
 Step = tuple[MicroStep, Sequence[torch.Tensor]]
@@ -160,7 +160,8 @@ class Sequential:
         self._programs = [trapping(model, run) for run in states]
         self._inputs = [i for i, slot in enumerate(model.inputs) if slot.role is Role.INPUT]
         binds = repeats and not (adopts and compiled.prepares)
-        self._bound = compiled.bound(self._arguments[0], self._inputs) if binds else None
+        bound = functools.partial(compiled.bound, self._arguments[0], self._inputs)
+        self._bound = bound(adopted=adopts) if binds else None
         self.replays = self._bound is not None and compiled.replays
         self._waits = self._repeated is not None and compiled.replays
         self._mark = clock(state.device)
@@ -220,7 +221,10 @@ class Sequential:
         """Return a faster ``run`` for one replica without random numbers and one program."""
         if not self._is_single or self._update.is_apart:
             return None
-        return self._run_alone if self._bound is None else self._run_bound
+        if self._bound is None:
+            return self._run_alone
+        # Who replays waits for the device, so the host's clock knows when that is done.
+        return _between_marks(self._bound, time.perf_counter_ns if self.replays else self._mark)
 
     def _run_alone(self, rows: Sequence[torch.Tensor], marks: list[Any]) -> list[torch.Tensor]:
         # After each long step this code comes out of memory again, so what counts is how little
@@ -234,17 +238,18 @@ class Sequential:
         marks.append(mark())
         return outputs
 
-    def _run_bound(self, rows: Sequence[torch.Tensor], marks: list[Any]) -> list[torch.Tensor]:
-        # Who replays waits for the device, so the host's clock knows when that is done.
-        mark, bound = (time.perf_counter_ns if self.replays else self._mark), self._bound
-        assert bound is not None
+    def close(self) -> None:
+        """Do nothing: a sequential runner has no threads."""
+
+
+def _between_marks(bound: OfBatch, mark: Callable[[], Any]) -> Alone:
+    def run(rows: Sequence[torch.Tensor], marks: list[Any]) -> list[torch.Tensor]:
         marks.append(mark())
         outputs = bound(rows)
         marks.append(mark())
         return outputs
 
-    def close(self) -> None:
-        """Do nothing: a sequential runner has no threads."""
+    return run
 
 
 class RolledBack:

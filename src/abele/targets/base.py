@@ -171,14 +171,17 @@ class Compiled:
         del arguments, adopted
         return self.run
 
-    def bound(self, arguments: Sequence[torch.Tensor], batch: Sequence[int]) -> OfBatch | None:
+    def bound(
+        self, arguments: Sequence[torch.Tensor], batch: Sequence[int], *, adopted: bool = False
+    ) -> OfBatch | None:
         """Return a callable with the program's state bound to fixed tensors; None if no faster.
 
         Args:
             arguments: one tensor for each slot, as for ``Run``; those of the batch are ignored.
             batch: positions of the slots that are the batch.
+            adopted: the state is the caller's own, who sees to it that its memory stays.
         """
-        del arguments, batch
+        del arguments, batch, adopted
         return None
 
 

@@ -257,9 +257,11 @@ class Checked(Compiled):
 
         return checked
 
-    def bound(self, arguments: Sequence[torch.Tensor], batch: Sequence[int]) -> OfBatch | None:
+    def bound(
+        self, arguments: Sequence[torch.Tensor], batch: Sequence[int], *, adopted: bool = False
+    ) -> OfBatch | None:
         """Return a bound call with an index check; None if that reads more than the batch."""
-        check, run = self._of_batch, self._compiled.bound(arguments, batch)
+        check, run = self._of_batch, self._compiled.bound(arguments, batch, adopted=adopted)
         if check is None or run is None:
             return None
 

@@ -118,11 +118,14 @@ class Replayed(Compiled):
         """Return the uncaptured callable: pipeline stages run in threads with own streams."""
         return self._compiled.of_stage()
 
-    def bound(self, arguments: Sequence[torch.Tensor], batch: Sequence[int]) -> OfBatch | None:
+    def bound(
+        self, arguments: Sequence[torch.Tensor], batch: Sequence[int], *, adopted: bool = False
+    ) -> OfBatch | None:
         """Return a callable that replays a CUDA graph with host inputs and host outputs.
 
         Copies both ways are part of the capture, so a call costs one launch and one wait.
         """
+        del adopted  # a capture has addresses, which each call compares
         if not self._usable or not self._state:
             return None
         return _FromHost(self, list(arguments), batch, self._recorder)

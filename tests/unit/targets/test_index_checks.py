@@ -103,7 +103,7 @@ class Counting(Compiled):
         super().__init__(self._count)
         self.calls = 0
 
-    def bound(self, arguments, batch):
+    def bound(self, arguments, batch, *, adopted=False):
         return self._count
 
     def _count(self, rows):

@@ -340,6 +340,8 @@ class _Emitted(Compiled):
         """Return a callable that runs many micro-batches; None with ATen calls."""
         return self._runner.repeated if self._runner.repeats else None
 
-    def bound(self, arguments: Sequence[torch.Tensor], batch: Sequence[int]) -> OfBatch | None:
+    def bound(
+        self, arguments: Sequence[torch.Tensor], batch: Sequence[int], *, adopted: bool = False
+    ) -> OfBatch | None:
         """Return a callable with bound state; None if the program has ATen calls."""
-        return self._runner.bound(arguments, batch)
+        return self._runner.bound(arguments, batch, adopted=adopted)

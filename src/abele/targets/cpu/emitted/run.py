@@ -376,15 +376,15 @@ class Runner:
             addresses += made[1]
         return results, addresses
 
-    def bound(self, arguments: Sequence[torch.Tensor], batch: Sequence[int]) -> OfBatch | None:
+    def bound(self, arguments: _Batch, batch: Sequence[int], *, adopted: bool) -> OfBatch | None:
         """Return a callable with bound state that accepts only the batch's tensors."""
         positions = [i for i in range(len(arguments)) if i not in batch]
         if not self._is_bindable or self._constant_slots not in ([], positions):
             return None
-        # Constants stay where they are, and have other versions once they are written.
-        state, look = [arguments[i] for i in positions], _version if self.prepares else _address
-        alive, known = [each.untyped_storage() for each in state], list[int]()
-        mark = object()  # the runner knows the state by it, and does not keep it alive
+        # Constants that are written have other versions. Whoever adopts state compares addresses.
+        state = [arguments[i] for i in positions if self.prepares or not adopted]
+        alive, known = [arguments[i].untyped_storage() for i in positions], list[int]()
+        look, mark = _version if self.prepares else _address, object()  # a name, no reference
         lock, table, threads = self._lock, self._table, torch.get_num_threads
         (function, arena, given_table), count = self._last, len(batch)
         given = [(p.stride, self._entry(p)) for p in (self._inputs[i] for i in batch)]
