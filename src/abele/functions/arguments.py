@@ -73,6 +73,8 @@ class Arguments:
         self._is_contiguous = all(tensor.is_contiguous() for tensor in tensors)
         all_tensors = not kwargs and all(isinstance(each, torch.Tensor) for each in args)
         self._plain = all_tensors and not self.arrays
+        is_quick = self._plain and self._is_contiguous and not any(map(vars, tensors))
+        self._are_alike = _torch.comparison_with(tensors) if is_quick else None
         self._examples = self.tensors = tensors
         values = self.inputs(tensors)
         self.named = [
@@ -164,6 +166,9 @@ class Arguments:
         if self._plain and not kwargs and len(args) == len(self._layouts):
             tensors: Sequence[Any] = args
             self.present = args
+            if self._are_alike and self._are_alike(*args) and not any(map(vars, args)):
+                self.tensors = args
+                return [*args]
         else:
             leaves, structure = self._flat(args, kwargs)
             if structure != self._structure or self._different(leaves):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from abele.functions.arrays import as_tensor
 from abele.functions.capture import CapturedCall, Given, GivenBatch, Output, View
 from abele.functions.guards import Guards
 from abele.functions.host import Host, Shared
-from abele.functions.state import Entry, form_of
+from abele.functions.state import Entry, form_of, same_reads
 from abele.functions.varying import Unread, entry_of
 from abele.program import Role
 from abele.runtime.session import Session
@@ -34,24 +34,23 @@ _data_ptr, _numel, _stride = torch.Tensor.data_ptr, torch.Tensor.numel, torch.Te
 _requires_grad = operator.attrgetter("requires_grad")
 
 
-def modes() -> tuple[Any, ...]:
-    """Return torch's settings of this thread that change what a function computes."""
-    return (
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch.get_default_dtype(),
-        _torch.checks_distributions(),
-        _torch.default_device(),
-        casts.types(),
-        casts.are_kept(),
-        torch.is_autocast_cache_enabled(),
-        torch.are_deterministic_algorithms_enabled(),
-        MatmulPrecision.of_torch(),
-        attention.flash_sdp_enabled(),
-        attention.mem_efficient_sdp_enabled(),
-        attention.math_sdp_enabled(),
-        attention.cudnn_sdp_enabled(),
-    )
+# Settings of this thread that change what a function computes.
+_SETTINGS: Sequence[Callable[[], Any]] = (
+    torch.is_grad_enabled,
+    torch.is_inference_mode_enabled,
+    torch.get_default_dtype,
+    _torch.checks_distributions,
+    _torch.default_device,
+    casts.types,
+    casts.are_kept,
+    torch.is_autocast_cache_enabled,
+    torch.are_deterministic_algorithms_enabled,
+    casts.of_products,
+    attention.flash_sdp_enabled,
+    attention.mem_efficient_sdp_enabled,
+    attention.math_sdp_enabled,
+    attention.cudnn_sdp_enabled,
+)
 
 
 class CompiledCall:
@@ -77,13 +76,16 @@ class CompiledCall:
     ):
         self.captured, self._arguments, self.guards = captured, arguments, guards
         self._host = host
-        self._modes, self._draws = modes(), captured.program.uses_random
+        settings = [("{o}()", read, None) for read in _SETTINGS]
+        self._has_same_modes = same_reads(settings, [read() for read in _SETTINGS], "==")
+        self._draws = captured.program.uses_random
         self.parts = len(arguments.present)
         self._tensors = [*captured.tensors.values(), *captured.aliases]
-        self._memory = self._memory_now()
         gradients = captured.gradients
         self._looked = [*gradients.looked, *captured.aliases]
-        self._trained = list(map(_requires_grad, self._looked))
+        self._memory, self._forms = self._memory_now(), self._forms_now()
+        self._distinct = {id(each): each for each in (*self._tensors, *self._looked)}.values()
+        self._are_alike = _torch.comparison_with([*self._distinct])
         self._absent, self._given = gradients.absent, captured.given
         self._pinned = [(tensor, _place(grad)) for tensor, grad in gradients.pinned]
         self._returns_leaf = self._is_leaf_alone()
@@ -101,7 +103,6 @@ class CompiledCall:
         sources = [each.source for each in leaves if type(each) is View]
         self._shared = {each.index for each in sources if type(each) is Output}
         self._scalers = captured.scalers
-        self._calling = captured.calls.in_use if captured.calls.functions else nullcontext[None]
         self._storages = {_memory(tensor) for tensor in self._tensors} - {0}
         slots = [slot for slot in captured.program.inputs if slot.role is Role.INPUT]
         self._written_inputs = [index for index, slot in enumerate(slots) if slot.mutated]
@@ -171,7 +172,7 @@ class CompiledCall:
     def accepts(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the inputs of a call that this program serves; else None."""
         inputs = self._arguments.accepts(args, kwargs)
-        if inputs is None or self._modes != modes() or not self._state_is_same():
+        if inputs is None or not self._has_same_modes() or not self._state_is_same():
             return None
         if not self._follow_numbers() or not self.guards.hold():
             return None
@@ -207,7 +208,7 @@ class CompiledCall:
         """Return whether inputs share memory with state, or with an input that is written."""
         own = self._arguments.tensors  # inputs may be copies of these
         inputs = [*own, *inputs[len(own) :]]
-        memory = [_memory(tensor) for tensor in inputs]
+        memory = [tensor.untyped_storage().data_ptr() for tensor in inputs]
         if not self._storages.isdisjoint(memory):
             return True
         if self._arguments.arrays:  # whose slices begin at other places of one memory
@@ -218,22 +219,26 @@ class CompiledCall:
                 for i, (a, b) in enumerate(spans[: len(inputs)])
                 for j, (c, d) in enumerate(spans)
             )
-        return any(memory.count(memory[index]) > 1 for index in self._written_inputs)
+        return bool([i for i in self._written_inputs if memory.count(memory[i]) > 1])
 
-    def _memory_now(self) -> list[Any]:
-        """Return where the state is, and how it is laid out there."""
-        state = self._tensors
-        return [*map(_data_ptr, state), *map(_numel, state), *map(_stride, state)]
+    def _memory_now(self) -> list[int]:
+        """Return the addresses of the state."""
+        return [*map(_data_ptr, self._tensors)]
+
+    def _forms_now(self) -> list[Any]:
+        """Return how the state is laid out, and whether what calls look at is trained."""
+        state, looked = self._tensors, self._looked
+        return [*map(_numel, state), *map(_stride, state), *map(_requires_grad, looked)]
 
     def moved(self) -> list[torch.Tensor]:
         """Return the tensors of the state that have other memory."""
-        pairs = zip(self._tensors, self._memory, strict=False)
+        pairs = zip(self._tensors, self._memory, strict=True)
         return [tensor for tensor, memory in pairs if _data_ptr(tensor) != memory]
 
     def _state_is_same(self) -> bool:
         if self._memory_now() != self._memory:
             return False
-        if list(map(_requires_grad, self._looked)) != self._trained:
+        if not self._are_alike(*self._distinct) and self._forms_now() != self._forms:
             return False
         # Generators take longer than what an empty list needs.
         if self._absent and any(tensor.grad is not None for tensor in self._absent):
@@ -245,22 +250,15 @@ class CompiledCall:
         return not self._read or all(each.holds() for each in self._read)
 
     def _follow_numbers(self) -> bool:
-        for numbers in self.captured.numbers:
-            if not numbers.has_same_state():
-                return False
-            slots, others = numbers.changed()
-            if others:
-                return False
-            if slots:
-                numbers.follow(self.session.set_hyper)
-        return True
+        write = self.session.set_hyper
+        return not [each for each in self.captured.numbers if not each.serves(write)]
 
     def difference(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """Return why this program does not serve a call, in words."""
         inputs = self._arguments.accepts(args, kwargs)
         if inputs is None:
             return "the arguments have other shapes, types or values"
-        if self._modes != modes():
+        if not self._has_same_modes():
             return "grad mode, autocast or another setting of torch differs"
         if not self._state_is_same():
             return "a tensor of the state has been replaced, or a number in one has changed"
@@ -285,10 +283,13 @@ class CompiledCall:
         """Run the program; return the function's result."""
         captured = self.captured
         numbers = torch.get_rng_state() if self._draws else None
+        calls, began_ns = captured.calls, time.perf_counter_ns()
         try:
-            with self._calling():
-                # A view refuses detach_().
-                outputs = [t.data if t._is_view() else t for t in self.session.step(inputs)]
+            if calls.functions:
+                with calls.in_use():
+                    outputs = self.session.call(inputs, began_ns, _refusing_no_detach)
+            else:
+                outputs = self.session.call(inputs, began_ns, _refusing_no_detach)
         except ValueCheckError:
             if numbers is not None:
                 torch.set_rng_state(numbers)
@@ -300,9 +301,9 @@ class CompiledCall:
         captured.gradients.leave(outputs)
         for item in captured.items:
             item.value = item.read(self._leaf(item.leaf, outputs))
-        leaves = [self._leaf(each, outputs) for each in captured.leaves]
         if self._returns_leaf:
-            return leaves[0]
+            return self._leaf(captured.leaves[0], outputs)
+        leaves = [self._leaf(each, outputs) for each in captured.leaves]
         made, _ = batches.unflatten(leaves, captured.structure)
         result, events, stored, schedules, _ = made
         for each, value in zip(captured.stored, stored, strict=True):
@@ -365,6 +366,11 @@ class CompiledCall:
     def close(self) -> None:
         """Stop compiling, and release the program."""
         self.session.close()
+
+
+def _refusing_no_detach(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the outputs of a program without views, which would refuse ``detach_()``."""
+    return [each.data if each._is_view() else each for each in outputs]
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -287,7 +287,8 @@ class Function:
             for index, program in enumerate(self.programs):
                 inputs = program.accepts(args, kwargs)
                 if inputs is not None:
-                    self.programs.insert(0, self.programs.pop(index))
+                    if index:
+                        self.programs.insert(0, self.programs.pop(index))
                     try:
                         return program.run(inputs)
                     except ValueCheckError:

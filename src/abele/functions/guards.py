@@ -34,7 +34,7 @@ from abele.capture.leftovers import ABSENT, tensors_of
 from abele.containers import is_array, is_dict, is_list, is_sequence, parts_of
 from abele.errors import CaptureError
 from abele.functions.frames import PLAIN, Frames, attribute, is_of_library, uses
-from abele.functions.state import are_same, same
+from abele.functions.state import are_same, same, same_reads
 from abele.functions.varying import Place, Unread
 
 _MOST_ITEMS, _MOST_PARTS = 4096, 16
@@ -46,7 +46,8 @@ _items_of: Callable[[Any], Any] = dict[Any, Any].items
 _forward_of = operator.attrgetter("forward")
 _WITHOUT_FIELDS = (types.ModuleType, types.FunctionType, type)
 _METHODS: Any = (types.FunctionType, staticmethod, classmethod, property)
-_code_of = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
+_OF_CODE = ("__code__", "__defaults__", "__kwdefaults__")
+_code_of = operator.attrgetter(*_OF_CODE)
 
 
 class _Watch:
@@ -151,10 +152,6 @@ class Guards:
         self._find(function)
         self._hidden = [(space, key[1]) for key, each in self._absent.items() for space in each]
         self._values = [*map(original_of, self._now())]
-        self._types = list(map(type, self._values))
-        pairs = list(enumerate(self._values))
-        self._objects = [(i, v) for i, v in pairs if not _is_value(v)]
-        self._zeros = [(i, math.copysign(1, v)) for i, v in pairs if isinstance(v, float) and not v]
         self._of_modules, self._hooks = dict(self._module_values()), self._hooks_now()
         self._watch_modules(function)
 
@@ -174,7 +171,20 @@ class Guards:
         self._beside += [Place(owner, name) for (_, name), owner in self._unnamed.items()]
         spaces = (vars(p.holder) if isinstance(p.holder, type) else p.holder for p in self._beside)
         self._found = [(s.get, p.key) for s, p in zip(spaces, self._beside, strict=True)]
-        self._parts = [*map(original_of, self._parts_now())]
+        self._written = _torch.versions_of(self._dictionaries)
+        self._versions, self._parts = self._written(), [*map(original_of, self._parts_now())]
+        reads: list[Any] = [("{o}({k})", get, key) for get, key in self._found]
+        reads += [("{o}.forward", kind, None) for kind in self._kinds]
+        reads += [(f"{{o}}.{name}", f, None) for f in self._functions for name in _OF_CODE]
+        others = self._parts[len(self._parts) - len(reads) :]
+        reads += [("{o}[{k}]", space, name) for space, name in self._pairs]
+        for _, each in self._places:
+            if isinstance(each.holder, type):
+                reads.append(("{o}[{k}]", vars(each.holder), each.key))
+            else:
+                read = functools.partial(object.__getattribute__, each.holder)
+                reads.append(("{o}({k})", read, each.key))
+        self._has_same_objects = same_reads(reads, [*others, *self._values])
 
     def hold(self) -> bool:
         """Return whether every value is as it was when the call was captured."""
@@ -182,27 +192,30 @@ class Guards:
             if self._changed_module() is not None or self._hooks_now() != self._hooks:
                 return False
             self._changes = WATCH.changes
-        if not self._has_same_parts():
-            return False
         try:
-            now = self._now()
-            if now != self._values:
-                now = [*map(original_of, now)]  # another thread may trace
-            if now != self._values or list(map(type, now)) != self._types:
+            versions = self._written()
+            is_known = versions == self._versions and self._has_same_objects()
+            if not is_known and not self._are_equal(versions):
                 return False
-            # Generators take longer than what an empty list needs.
-            if self._zeros and any(math.copysign(1, now[i]) != sign for i, sign in self._zeros):
-                return False
-            for index, value in self._objects:
-                if now[index] is not value:
-                    return False
             if [name for space, name in self._hidden if name in space]:
                 return False
             if self._caches and any(_is_refilled(info(), was) for info, was in self._caches):
                 return False
-            return all(self._snapshot(value) == saved for _, value, saved in self._containers)
-        except (KeyError, RuntimeError, ValueError):  # a deleted name, or tensors that differ
+            # Generators take longer than what an empty list needs.
+            return not self._containers or all(
+                self._snapshot(value) == saved for _, value, saved in self._containers
+            )
+        except (AttributeError, KeyError, RuntimeError, ValueError):  # a name that is no more
             return False
+
+    def _are_equal(self, versions: list[Any]) -> bool:
+        """Return whether all parts of modules are the same, and all values equal."""
+        now = [*map(original_of, self._now())]  # another thread may trace
+        pairs = zip(self._values, now, strict=True)
+        if not all(a is b or same(a, b) for a, b in pairs) or not self._has_same_parts():
+            return False
+        self._versions = versions
+        return True
 
     def difference(self) -> str | None:
         """Return the first value that differs, in words; None if all are the same."""
@@ -292,9 +305,7 @@ class Guards:
         parts = [*flat(map(_values_of, self._dictionaries))]
         parts += [get(key) for get, key in self._found]
         parts += map(_forward_of, self._kinds)
-        if self._functions:
-            parts += flat(map(_code_of, self._functions))
-        return parts
+        return [*parts, *flat(map(_code_of, self._functions))]
 
     def _changed_module(self) -> str | None:
         now = dict(self._module_values())
@@ -494,13 +505,6 @@ def may_have_attributes(value: Any) -> bool:
 def _is_refilled(now: Any, before: Any) -> bool:
     """Return whether a cache has computed something, or was cleared: then its counts restart."""
     return now.misses != before.misses or now.hits < before.hits
-
-
-def _is_value(value: Any) -> bool:
-    """Return whether equal values are the same to code that reads a variable."""
-    if type(value) is tuple:
-        return all(map(_is_value, cast("tuple[Any, ...]", value)))
-    return isinstance(value, PLAIN) or type(value).__eq__ is object.__eq__
 
 
 def _plain_of(item: Any) -> Any:

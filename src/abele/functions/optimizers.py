@@ -25,7 +25,7 @@ from abele import _torch, cpython
 from abele._torch.replaced import replaced
 from abele.capture.gradient_hooks import refused_around_step
 from abele.errors import CaptureError
-from abele.functions.state import NotYetError, Stored, are_same
+from abele.functions.state import NotYetError, Stored, are_same, same_reads
 from abele.functions.varying import Place, Unread, Varying
 from abele.step import update_rules
 from abele.step.optimizers import KINDS, PAIRS, Kind, kind_of, refused, switches
@@ -65,9 +65,7 @@ class Numbers:
         self.seen = numbers_of(self.optimizer, self.free)
         state: Any = self.optimizer.state
         self._state, self._groups = state, self.optimizer.param_groups
-        self._params = [list(group["params"]) for group in self._groups]
         self._of_params = list(state), list(state.values())
-        self._step = self._step_now()
         entries = [
             (value, key, part)
             for value in state.values()
@@ -75,6 +73,9 @@ class Numbers:
             if not issubclass(type(part), Unread)  # counts on at each call
         ]
         self._compare(entries)
+        of_state = [state, *state.values()] if self.steps else []
+        self._written = _torch.versions_of([*self._groups, *of_state])
+        self._versions, self._has_same_objects = list[Any](), self._reading()
 
     def _compare(self, entries: Sequence[tuple[Any, Any, Any]]) -> None:
         self._holders = [holder for holder, _, _ in entries]
@@ -86,22 +87,44 @@ class Numbers:
         entries = zip(self._holders, self._keys, self._entries, strict=True)
         self._compare([each for each in entries if (id(each[0]), each[1]) not in stored])
 
+    def _reading(self) -> Callable[[], bool]:
+        """Return a comparison of the optimizer's groups, parameters, state and step."""
+        optimizer, groups = self.optimizer, self._groups
+        kind, space = type(optimizer), vars(optimizer)
+        reads: list[Any] = [("{o}.param_groups", optimizer, None), ("{o}.state", optimizer, None)]
+        reads += [("{o}.step", kind, None), ("{o}.get({k})", space, "step")]
+        values = [groups, self._state, kind.step, space.get("step")]
+        lists = [group["params"] for group in groups]
+        for each in (groups, *lists):
+            reads.append(("(len({o}) == {k})", each, len(each)))
+            reads += [("{o}[{k}]", each, index) for index in range(len(each))]
+            values += [True, *each]
+        reads += [("{o}.get({k})", group, "params") for group in groups]
+        return same_reads(reads, [*values, *lists])
+
+    def serves(self, write: Callable[[str, float], None]) -> bool:
+        """Return whether a program serves these numbers and state; write numbers to its slots."""
+        versions = self._written()
+        if versions == self._versions and self._has_same_objects():
+            return True
+        if not self.has_same_state():
+            return False
+        slots, others = self.changed()
+        if slots and not others:
+            self.follow(write)
+        self._versions = [] if others else versions
+        return not others
+
     def has_same_state(self) -> bool:
         """Return whether parameters and objects of state are those of the captured call."""
-        groups: Any = self.optimizer.param_groups
-        if not are_same([group["params"] for group in groups], self._params, of=are_same):
-            return False
-        if not self.steps:
-            return True
-        space, state = self.optimizer.__dict__, self._state
-        if space["state"] is not state or groups is not self._groups:
-            return False
-        if not are_same(self._step_now(), self._step):
-            return False
-        keys, values = self._of_params
-        if not (are_same(state, keys) and are_same(state.values(), values)):
-            return False
         try:
+            if not self._has_same_objects():
+                return False
+            if not self.steps:
+                return True
+            keys, values = self._of_params
+            if not (are_same(self._state, keys) and are_same(self._state.values(), values)):
+                return False
             now = list(map(operator.getitem, self._holders, self._keys))
         except KeyError:
             return False
@@ -109,9 +132,6 @@ class Numbers:
             return True
         pairs = zip(now, self._entries, strict=True)
         return all(a is b or (not isinstance(a, torch.Tensor) and a == b) for a, b in pairs)
-
-    def _step_now(self) -> tuple[Any, Any]:
-        return type(self.optimizer).step, self.optimizer.__dict__.get("step")
 
     def changed(self) -> tuple[set[str], set[str]]:
         """Return the names of arguments that have changed: slots, and others."""

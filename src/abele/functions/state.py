@@ -447,10 +447,32 @@ def are_same(now: Any, before: Any, of: Callable[[Any, Any], Any] = operator.is_
     return len(now) == len(before) and all(map(of, now, before))
 
 
+def same_reads(
+    reads: Iterable[tuple[str, Any, Any]], values: Iterable[Any], by: str = "is"
+) -> Callable[[], bool]:
+    """Return a function that reads each value again and compares it, by identity or equality.
+
+    It is generated: loops over lists take three times as long.
+
+    Args:
+        reads: an expression of an owner ``o`` and a key ``k``, the owner, and the key.
+        values: what each of them gave.
+        by: the operator, ``is`` or ``==``.
+    """
+    names: dict[str, Any] = {}
+    tests: list[str] = []
+    for i, ((text, owner, key), value) in enumerate(zip(reads, values, strict=True)):
+        names |= {f"o{i}": owner, f"k{i}": key, f"v{i}": value}
+        tests.append(f"{text.format(o=f'o{i}', k=f'k{i}')} {by} v{i}")
+    return eval(f"lambda: {' and '.join(tests) or True}", names)
+
+
 def same(before: Any, after: Any) -> bool:
     """Return whether a value is the same, or an equal plain one."""
     if before is after:
         return True
+    if type(before) is type(after) is tuple:
+        return are_same(before, after, of=same)
     if type(before) is not type(after) or not issubclass(type(before), PLAIN):
         return False
     has_zeros = isinstance(before, float) or type(before) in (np.float32, np.float16)

@@ -119,13 +119,13 @@ def test_a_step_says_once_that_gradients_do_not_stay(monkeypatch, capsys):
 
 def test_gradients_that_a_call_drops_are_freed_before_its_first_run_alone(monkeypatch):
     monkeypatch.setenv("ABELE_TARGET", "reference")
-    task, present, step = Task(), [], Session.step
+    task, present, call = Task(), [], Session.call
 
-    def noted(session, rows):
+    def noted(session, *args):
         present.append({param.grad is not None for param in task.model.parameters()})
-        return step(session, rows)
+        return call(session, *args)
 
-    monkeypatch.setattr(Session, "step", noted)
+    monkeypatch.setattr(Session, "call", noted)
     for reads in (False, True):
         task.loss(*batch(0)).backward()
 

@@ -95,6 +95,9 @@ CHANGES = {
     "state of one parameter less": lambda o: o.state.popitem(),
     "a replaced entry": replaced_entry,
     "an entry less": lambda o: next(iter(o.state.values())).pop("step"),
+    "other parameters": lambda o: o.param_groups[0].update(params=[more()]),
+    "an equal group": lambda o: o.param_groups.append({**o.param_groups.pop()}),
+    "a step of its own": lambda o: setattr(o, "step", print),
 }
 
 
@@ -102,9 +105,22 @@ CHANGES = {
 def test_other_parameters_and_objects_of_state_are_seen(change):
     optimizer = trained()
     kept = numbers(optimizer)
-    assert kept.has_same_state()
+    assert kept.serves(print)
+    assert kept.serves(print)  # without a look at each entry
     change(optimizer)
-    assert not kept.has_same_state()
+    assert not kept.serves(print)
+
+
+def test_numbers_of_many_parameters_are_followed():
+    optimizer, slots = torch.optim.SGD([more() for _ in range(300)], lr=0.5, nesterov=False), {}
+    kept = numbers(optimizer)
+    assert kept.serves(slots.__setitem__)
+    optimizer.param_groups[0]["lr"] = 0.25
+    assert kept.serves(slots.__setitem__)
+    assert slots == {"optimizer0.group0.lr": 0.25}
+    optimizer.param_groups[0]["nesterov"] = True
+    assert not kept.serves(slots.__setitem__)
+    assert not kept.serves(slots.__setitem__)
 
 
 def test_state_may_be_written_in_place():
