@@ -1,12 +1,12 @@
-"""What a call of a wrapped model costs beside the program it runs.
+"""What a call of a wrapped model or compiled function costs beside the program it runs.
 
     python benchmarks/call_overhead.py                            this checkout
     python benchmarks/call_overhead.py --against /other/checkout  and another one, in turns
 
-The wrapped models are the introduction's (training, and inference of one row) and a small MLP's
-(inference of one row), on a target that computes nothing. Before each call that is timed, the same
-model's real program runs, because Python's own code is out of the caches after it: a call in an
-empty loop would cost a third. Processes of the checkouts take turns.
+The models are the introduction's (training, and inference of one row) and a small MLP's (inference
+of one row), on a target that computes nothing; functions of abele.compile call the same. Before
+each call that is timed, the same model's real program runs, because Python's own code is out of the
+caches after it: a call in an empty loop would cost a third. Processes of the checkouts take turns.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from models.pictures import batch
 
 ROOT = Path(__file__).resolve().parent.parent
 BATCH, CALLS = 16, 1000
+KINDS = ("training", "inference", "inference of mlp")
 FOLDER = "BENCHMARK_CHECKOUT"  # tells a child whose source it imports
 
 
@@ -72,17 +73,17 @@ def measure() -> dict[str, float]:
     sys.path[:0] = [f"{folder}/src", f"{folder}/examples"]
     return {
         f"{model} {name}": value
-        for model in ("training", "inference", "inference of mlp")
+        for model in (*KINDS, *(f"function of {kind}" for kind in KINDS))
         for name, value in _beside(model).items()
     }
 
 
 def _beside(model: str) -> dict[str, float]:
-    fixed = batch(BATCH) if model == "training" else (batch(1)[0],)
-    fixed = (torch.randn(1, 64),) if model == "inference of mlp" else fixed
+    fixed = batch(BATCH) if model.endswith("training") else (batch(1)[0],)
+    fixed = (torch.randn(1, 64),) if model.endswith("mlp") else fixed
     wrapped = _wrapped("null", model, fixed)
-    program, arguments = _program(_session(wrapped), fixed)
-    filler, values = _program(_session(_wrapped("cpu", model, fixed)), fixed)
+    program, arguments = _program(wrapped, fixed)
+    filler, values = _program(_wrapped("cpu", model, fixed), fixed)
     calls = _after(lambda: filler(values.copy()), lambda: wrapped(*fixed))
     alone = _after(lambda: filler(values.copy()), lambda: program(arguments.copy()))
     beside = {
@@ -100,23 +101,43 @@ def _wrapped(target: str, kind: str, fixed: tuple[torch.Tensor, ...]) -> Any:
 
     torch.manual_seed(0)
     options = poptorch.Options().showCompilationProgressBar(False)
-    if kind == "training":
+    if kind.startswith("function"):
+        wrapped = _function(kind)
+    elif kind == "training":
         model = ClassificationModel().train()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
         wrapped = poptorch.trainingModel(model, options, optimizer)
     else:
         model = small() if kind == "inference of mlp" else ClassificationModel()
         wrapped = poptorch.inferenceModel(model.eval(), options)
-    wrapped(*fixed)
+    for _ in range(3):
+        wrapped(*fixed)
     return wrapped
 
 
-def _session(wrapped: Any) -> Any:
-    return wrapped._executable.session
+def _function(kind: str) -> Any:
+    import abele
+    from garment_model import ClassificationModel
+
+    model: Any = small() if kind.endswith("mlp") else ClassificationModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+
+    def train(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        _, loss = model(x, y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    trains = kind.endswith("training")
+    model.train(trains).requires_grad_(trains)
+    return abele.compile(start="wait", strict=True)(train if trains else lambda x: model(x))
 
 
-def _program(session: Any, fixed: tuple) -> tuple[Callable, list[torch.Tensor]]:
-    """Return the only program of a session and its arguments."""
+def _program(wrapped: Any, fixed: tuple) -> tuple[Callable, list[torch.Tensor]]:
+    """Return the only program of a model or function, and its arguments."""
+    made = wrapped.programs[0] if hasattr(wrapped, "programs") else wrapped._executable
+    session = made.session
     (model,) = session.executable.programs
     arguments, inputs = session.arguments(model, 0), iter(fixed)
     for index, slot in enumerate(model.inputs):
