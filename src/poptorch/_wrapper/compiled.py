@@ -64,7 +64,7 @@ class Inputs:
         self.device = torch.device("cpu")
         self._demoted = {kind: to for kind, to in _DEMOTED.items() if kind not in weights}
         self._plain = self._plain_leaves()
-        alike = [torch.empty(shape, dtype=dtype) for dtype, shape in self._plain or ()]
+        alike = [torch.empty(s, dtype=d, device="cpu") for d, s in self._plain or ()]
         self._are_alike = _torch.comparison_with(alike)
         self._warned: set[str] = set()
         if any(isinstance(value, dict) for value in (*bound.positional, *bound.keywords.values())):
