@@ -100,7 +100,7 @@ class Place:
     def stride_is(self, stride: tuple[int, ...]) -> bool:
         """Return whether ``stride`` equals the view's strides, ignoring dimensions of size 1."""
         pairs = zip(self.shape, self.stride, stride, strict=True)
-        return all(size == 1 or a == b for size, a, b in pairs)
+        return stride == self.stride or all(size == 1 or a == b for size, a, b in pairs)
 
     def resolved(self) -> Place:
         """Return the view as a view of the outermost enclosing buffer."""
