@@ -132,8 +132,6 @@ class Guards:
         for owner, key in self._stored:
             self._held[owner].add(key)
         self._tensors, self._optimizers, self._frames = tensors, optimizers, frames
-        self._pairs: list[tuple[Any, str]] = []
-        self._owners: list[str] = []
         self._places: list[tuple[str, Place]] = []
         self._functions: set[types.FunctionType] = set()  # whose code may be exchanged
         self._absent: dict[tuple[int, str], list[Any]] = {}  # what would hide compared entries
@@ -177,13 +175,7 @@ class Guards:
         reads += [("{o}.forward", kind, None) for kind in self._kinds]
         reads += [(f"{{o}}.{name}", f, None) for f in self._functions for name in _OF_CODE]
         others = self._parts[len(self._parts) - len(reads) :]
-        reads += [("{o}[{k}]", space, name) for space, name in self._pairs]
-        for _, each in self._places:
-            if isinstance(each.holder, type):
-                reads.append(("{o}[{k}]", vars(each.holder), each.key))
-            else:
-                read = functools.partial(object.__getattribute__, each.holder)
-                reads.append(("{o}({k})", read, each.key))
+        reads += [each.read for _, each in self._places]
         self._has_same_objects = same_reads(reads, [*others, *self._values])
 
     def hold(self) -> bool:
@@ -224,7 +216,7 @@ class Guards:
             return changed
         if self._hooks_now() != self._hooks:
             return "a hook has been added or removed"
-        owners = [*self._owners, *(name for name, _ in self._places)]
+        owners = [name for name, _ in self._places]
         with contextlib.suppress(KeyError):
             for owner, before, now in zip(owners, self._values, self._now(), strict=True):
                 if not same(before, now):
@@ -256,8 +248,7 @@ class Guards:
 
     def _different(self) -> Iterator[tuple[Place, Any, Any]]:
         """Yield the values that differ: their place, the value before and now, or ``ABSENT``."""
-        owners = [*(Place(*pair) for pair in self._pairs), *(place for _, place in self._places)]
-        pairs = list(zip(owners, self._values, strict=True))
+        pairs = list(zip([place for _, place in self._places], self._values, strict=True))
         for (key, name), before in self._of_modules.items():
             space = reachable.attributes_of(self._modules[key])
             if name in space and name not in _PARTS:
@@ -282,8 +273,7 @@ class Guards:
                 yield place, before, now
 
     def _now(self) -> list[Any]:
-        values = [space[name] for space, name in self._pairs]
-        return [*values, *(place.get() for _, place in self._places)] if self._places else values
+        return [place.get() for _, place in self._places]
 
     def _hooks_now(self) -> list[Any]:
         hooks = itertools.chain(*map(around_step, self._optimizers))
@@ -350,11 +340,7 @@ class Guards:
         if key in self._stored or of_library:
             return
         self._paired.add(key)
-        if is_dict(space):
-            self._pairs.append((space, name))
-            self._owners.append(owner)
-        else:
-            self._places.append((owner, Place(space, name)))
+        self._places.append((owner, Place(space, name)))
 
     def _follow(self, path: str, value: Any, names: frozenset[str], depth: int) -> None:
         """Add the attributes of an object that the code may read."""

@@ -80,6 +80,14 @@ class Place:
         except (AttributeError, ValueError):  # a slot or variable that is not set
             raise KeyError(self.key) from None
 
+    @property
+    def read(self) -> tuple[str, Any, Any]:
+        """An expression of the present value for ``same_reads``."""
+        holder: Any = vars(self.holder) if isinstance(self.holder, type) else self.holder
+        if holder is self.holder and not (is_dict(holder) or is_list(holder)):
+            return "object.__getattribute__({o}, {k})", holder, self.key
+        return "{o}[{k}]", holder, self.key
+
     def put(self, value: Any) -> None:
         """Set the value."""
         write(self.holder, self.key, value, None)
