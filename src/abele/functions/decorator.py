@@ -39,7 +39,7 @@ from abele.functions.guards import Guards
 from abele.functions.host import Host
 from abele.functions.prologue import Prologue, split
 from abele.functions.source import may_change_arguments
-from abele.functions.state import NotYetError, Reached, holds_tensors
+from abele.functions.state import Changed, NotYetError, Reached, holds_tensors
 from abele.functions.varying import NUMBERS, Place, Slots
 from abele.kernels.build import cache_folder
 from abele.locks import Lock
@@ -175,6 +175,7 @@ class Function:
         self._batches, self._expands = list[Any](), False
         # Lines and names of the host's statements, and numbers whose values captures have read.
         self._lines, self._changed = dict[int, bool](), set[str]()
+        self._expected = frozenset[str]()  # names that the first call counts by
         self._read = set[int | Place]()
         self._counters, self._defers = set[Place](), False
         self._lock = Lock()
@@ -309,8 +310,7 @@ class Function:
         self._calls += 1
         self._compare_batches(args, kwargs)
         if self._calls == 1:
-            with self._frames.watching():
-                return self._body(*args, **kwargs)
+            return self._called_first(args, kwargs)
         if (reason := self._too_many(args, kwargs)) is not None:
             self._give_up(CaptureError(reason))
             return self._body(*args, **kwargs)
@@ -341,6 +341,22 @@ class Function:
             self._announce(_DROPPED)
         self._add(compiled)
         return compiled.run(inputs)
+
+    def _called_first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function, and note by which names it counts: captures would find out later."""
+        code, reached = code_of(self._body), None
+        with contextlib.suppress(Exception):  # which the call or the capture will raise
+            named = inspect.signature(self._body).bind(*args, **kwargs).arguments
+            values = {n: v for n, v in named.items() if not isinstance(v, torch.Tensor)}
+            frames = [Frame(code, cast("Any", self._body).__globals__, values)]
+            reached = Reached(self._body, frames, ())
+        with self._frames.watching():
+            result = self._body(*args, **kwargs)
+        with contextlib.suppress(NotYetError):
+            changes = list[Changed]() if reached is None else reached.changes()[0]
+            counted = [e for e in changes if {type(e.before), type(e.after)} <= {*NUMBERS}]
+            self._expected = frozenset[str]().union(*(each.names() for each in counted))
+        return result
 
     def _is_single(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return whether programs serve the calls around this one, which is not worth one yet."""
@@ -452,6 +468,12 @@ class Function:
             if differ:
                 self._split(args, kwargs)
         known = dict(self._lines), {*self._changed}
+        if self._expected:
+            self._changed |= self._expected
+            self._expected = frozenset[str]()
+            with contextlib.suppress(Exception):  # then its later calls may do something else
+                return self._divided(args, kwargs, self._numbers({}))
+            self._lines, self._changed = dict(known[0]), {*known[1]}
         try:
             return self._divided(args, kwargs, self._numbers({}))
         except NotYetError:

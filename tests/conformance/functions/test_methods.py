@@ -14,6 +14,7 @@ from torch import nn
 
 import abele
 from abele.errors import CaptureError
+from abele.functions import decorator
 from abele.functions.decorator import EagerWarning
 from helpers.compiled_functions import Task, batch, compiles, stays_eager
 
@@ -33,6 +34,37 @@ def trainers(wrap):
             return loss
 
     return Trainer
+
+
+def test_a_method_that_counts_is_captured_once(monkeypatch):
+    captures, capture = [], decorator.capture
+
+    def noting(*args, **kwargs):
+        captures.append(args)
+        return capture(*args, **kwargs)
+
+    monkeypatch.setattr(decorator, "capture", noting)
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    trainer = trainers(abele.compile(cache=False, strict=True))()
+    for index in range(4):
+        trainer.step(*batch(index))
+    assert (len(captures), len(trainer.step.programs), trainer.count) == (1, 1, 4)
+
+
+@compiles(programs=1)
+def test_an_object_that_only_the_first_call_counts(wrap):
+    class Trainer(Task):
+        warm = 0
+
+        @wrap
+        def step(self, x, y):
+            if self.warm == 0:
+                self.warm = 2
+            return self.update(self.loss(x, y) * self.warm)
+
+    trainer = Trainer()
+    trainer.warm = 0
+    return lambda i: trainer.step(*batch(i)), lambda: trainer
 
 
 class Learner(Task):
