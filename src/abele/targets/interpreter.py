@@ -63,7 +63,7 @@ def function_of(
     writer = _Writer(root, clocks, frees_inputs, take)
     source = writer.source()
     exec(compile(source, f"<{type(root).__name__} as a function>", "exec"), writer.bound)
-    return writer.bound["run"]
+    return writer.bound.pop("run")  # else it would be in its own globals: freed late, as a cycle
 
 
 class _Writer:

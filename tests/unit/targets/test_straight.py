@@ -1,5 +1,6 @@
 """A graph as one function: the same operators, values freed after their last use."""
 
+import gc
 import weakref
 
 import pytest
@@ -151,3 +152,15 @@ def test_constants_and_dtypes_are_bound():
     result = interpreter.function_of(torch.fx.GraphModule(root, graph))([X])
     assert torch.equal(result["sum"], X + ROWS)
     assert result["half"].dtype is torch.float16
+
+
+def test_a_function_is_freed_with_its_last_reference():
+    def build(graph, x):
+        return [graph.call_function(torch.add, (x, 1))]
+
+    gc.disable()
+    try:
+        alive = weakref.ref(interpreter.function_of(graph_of(build)))
+        assert alive() is None, "what it is bound to would live until a collection"
+    finally:
+        gc.enable()
