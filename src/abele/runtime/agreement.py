@@ -161,7 +161,8 @@ class Trial:
 
         copies = _Copies(vary=self._vary, written=False)
         results, took = self._run(interpreted, copies, clock=self._time, keep=keep)
-        return results | expected, errors, took - sum(away)
+        in_order = {name: expected[name] for name in computed if name in expected}
+        return results | in_order, errors, took - sum(away)
 
     def clock(self, interpreted: Executable, compiled: Executable) -> None:
         """Time one run of interpreted and of compiled programs that agree, for ``slower``."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from abele import arena
+from abele.passes.of_lowerings.early_writes import early_writes
 from abele.program import Program
 from abele.program.memory import MemoryUse, of_graph
 from abele.targets import index_checks
@@ -46,7 +47,8 @@ class Interpreter(Lowering):
         planned = arena.available()  # it may have been made since
         run = known.get(planned)
         if run is None:
-            run = known[planned] = _run(program, function_of(program.graph))
+            early = early_writes(program)
+            run = known[planned] = _run(early, function_of(early.graph))
         return Compiled(run)
 
     def kernel_choices(self, program: Program) -> dict[torch.fx.Node, str]:
@@ -60,7 +62,7 @@ class Interpreter(Lowering):
 
     def memory(self, program: Program) -> MemoryUse:
         """Return memory use with every result alive until its last use."""
-        use = arena.with_inner(of_graph(program))
+        use = arena.with_inner(of_graph(early_writes(program)))
         return arena.placed(use) if arena.available() else use
 
 
@@ -88,7 +90,8 @@ class HostTarget(Target):
     def interpreted(self, program: Program, take: Take | None = None) -> tuple[Program, Run]:
         """Return the program unchanged, and a callable that runs torch's kernels."""
         if take is not None:
-            return program, _run(program, function_of(program.graph, take=take))
+            early = early_writes(program)
+            return program, _run(early, function_of(early.graph, take=take))
         return program, Interpreter().compile(program).run
 
 

@@ -5,11 +5,12 @@ import sys
 import pytest
 import torch
 
-from abele import arena, fit, get_target
+from abele import arena, fit, get_target, passes
 from abele.arena import places
 from abele.fit import Calls, Limit, Verdict
 from abele.fit.estimate import Moment, Part, Work
 from abele.fit.run import estimate, of_calls
+from abele.passes.of_lowerings.early_writes import early_writes
 from abele.program import memory
 from abele.step.config import OutputMode, StepConfig
 from abele.targets.cpu.emitted.lowering import Emitted
@@ -76,7 +77,7 @@ def test_the_tensors_at_the_peak_are_those_of_the_graph():
     _, programs, config = made()
     step = moment(estimated(programs, config), "step")
     tensors = sum(step.lines.values())
-    use = memory.of_graph(programs[0])
+    use = memory.of_graph(early_writes(passes.run(programs[0])))
     assert tensors == max(use.needed())
     assert tensors == sum(part.size.low for part in step.parts if not part.always)
 
@@ -85,7 +86,7 @@ def test_at_planned_places_memory_is_that_of_one_piece(monkeypatch):
     monkeypatch.setattr(arena, "available", lambda: True)
     _, programs, config = made()
     step = moment(estimated(programs, config), "step")
-    use = arena.placed(memory.of_graph(programs[0]))
+    use = arena.placed(memory.of_graph(early_writes(passes.run(programs[0]))))
     peak = max(range(len(use.nodes)), key=use.alive().__getitem__)
     planned = use.reserved + sum(p.size for p in use.at(peak) if p.size < places.LEAST)
     assert sum(step.lines.values()) == max(use.alive())

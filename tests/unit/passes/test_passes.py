@@ -5,10 +5,13 @@ import torch
 from torch import nn
 
 from abele import passes
+from abele.compilation.compiling import made_up
 from abele.errors import ProgramError
 from abele.passes import PIPELINE, common_subexpressions, dead_code, identities
 from abele.passes._edit import editable, finished, one_after_the_other
-from abele.program import Program, Role, Slot
+from abele.passes.of_lowerings.early_writes import early_writes
+from abele.program import Program, Role, Slot, writes
+from abele.program.memory import of_graph
 from helpers.models import MODELS
 from helpers.runs import assert_same_bits, captured, flat, rule_for, run, started
 
@@ -351,3 +354,49 @@ def test_constants_survive_the_pipeline():
     (program,) = captured(module, (X,)).programs
     (result,) = passes.run(program).graph(torch.ones(3), X)
     torch.testing.assert_close(result, flat(module(X))[0], rtol=0, atol=0)
+
+
+# -- writes --------------------------------------------------------------------------------
+
+
+def _most_new_state(program):
+    """Most bytes that are alive at a write of a program."""
+    alive = of_graph(program).alive()
+    return max(alive[i] for i, node in enumerate(program.graph.graph.nodes) if writes(node))
+
+
+def test_new_state_is_written_before_that_of_the_next_parameter_is_computed():
+    model, module = MODELS["dense"], MODELS["dense"].fresh()
+    program = passes.run(
+        captured(module, model.batch(), None, rule_for(module, "adam")).programs[0]
+    )
+    early = early_writes(program).verify()
+    assert sorted(map(str, targets(early))) == sorted(map(str, targets(program)))
+    gradients = [each.nbytes for each in module.parameters()]
+    assert _most_new_state(program) >= 3 * sum(gradients)
+    assert _most_new_state(early) <= sum(gradients) + 3 * max(gradients)
+    states = [made_up(program) for _ in range(2)]
+    for each, state in zip((program, early), states, strict=True):
+        each.graph(*state)
+    assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
+
+
+class Counting(nn.Module):
+    """Counts its calls, then picks rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(3))
+
+    def forward(self, x, rows):
+        self.calls.add_(1)
+        return (x.abs() + 1)[rows] * 2
+
+
+def test_state_is_written_after_the_last_operator_that_may_fail():
+    rows = torch.tensor([0, 3])
+    (program,) = captured(Counting(), (X, rows)).programs
+    called = targets(early_writes(program))
+    at = called.index(aten.copy_.default)
+    assert called.index(aten.index.Tensor) < at < called.index(aten.mul.Tensor)
+    assert targets(program)[-1] is aten.copy_.default
