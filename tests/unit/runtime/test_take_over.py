@@ -14,6 +14,7 @@ from abele.runtime import agreement, proving, state
 from abele.runtime.observers import Observer
 from abele.runtime.proving import TakeOver
 from abele.step.config import OutputMode, StepConfig
+from abele.targets.base import Compiled
 from helpers.models import MODELS
 from helpers.runs import captured, rule_for, session_of
 from helpers.taking_over import Rounded, Scripted, both
@@ -138,6 +139,22 @@ def test_slower_programs_do_not_take_over_and_it_is_said(monkeypatch):
         "programs stay interpreted: compiled ones are slower here (a micro-batch takes them "
         "1.5e+03 ms, interpreted 1e+03 ms)"
     )
+
+
+def test_compiled_and_interpreted_programs_are_timed_without_each_others_memory(monkeypatch):
+    monkeypatch.setattr(TakeOver, "clock", Clock(slow=1.5))
+    session, script, compiled = case()
+    order = []
+
+    class Noting(Compiled):
+        def release(self):
+            order.append("compiled")
+
+    runs = {name: Noting(each.run) for name, each in compiled.compiled.items()}
+    script.outcome = dataclasses.replace(compiled, compiled=runs)
+    monkeypatch.setattr(agreement.arena, "release", lambda: order.append("interpreted"))
+    steps(session, DENSE.batches(1))
+    assert order[:2] == order[2:4] == ["interpreted", "compiled"], "the comparison, then the clock"
 
 
 def test_slower_by_what_a_clock_cannot_tell_is_no_slower(monkeypatch):
