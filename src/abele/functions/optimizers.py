@@ -74,7 +74,10 @@ class Numbers:
         ]
         self._compare(entries)
         of_state = [state, *state.values()] if self.steps else []
-        self._written = _torch.versions_of([*self._groups, *of_state])
+        lists = (v for group in self._groups for k, v in group.items() if k != "params")
+        can_change = any(isinstance(each, list | dict) for each in lists)
+        written = _torch.versions_of([*self._groups, *of_state])
+        self._written = object if can_change else written
         self._versions, self._has_same_objects = list[Any](), self._reading()
 
     def _compare(self, entries: Sequence[tuple[Any, Any, Any]]) -> None:
@@ -165,7 +168,7 @@ def _kinds_of(kind: Any) -> Iterator[Any]:
 def numbers_of(optimizer: torch.optim.Optimizer, free: frozenset[Any]) -> list[_Group]:
     """Return each parameter group without its parameters, and without numbers at given places."""
     return [
-        {name: value for name, value in _fixed(group, free).items() if name != "params"}
+        {k: tuple(v) if k in PAIRS else v for k, v in _fixed(group, free).items() if k != "params"}
         for group in optimizer.param_groups
     ]
 

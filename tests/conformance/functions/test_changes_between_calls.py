@@ -249,6 +249,11 @@ CHANGES = {
     "a hook of a module": lambda i, model, _: i == 3 and model.register_forward_hook(doubles),
     "of a gradient": lambda i, model, _: i == 3 and model[0].weight.register_hook(doubles),
     "the rate": lambda i, _, adam: adam.param_groups[0].update(lr=1e-3 * (i + 1)),
+    "a list": lambda i, _, adam: (
+        adam.param_groups[0]["betas"].__setitem__(0, 0.9 - 0.1 * (i > 2))
+        if i
+        else adam.param_groups[0].update(betas=[0.9, 0.99])
+    ),
     "a slot": lambda i, _, adam: adam.param_groups[0].update(betas=(0.9, 0.99 - 0.01 * i)),
     "upwards": lambda i, _, adam: adam.param_groups[0].update(maximize=i > 2),
     "no parameter": lambda i, _, adam: i == 3 and adam.param_groups[0]["params"].pop(),
