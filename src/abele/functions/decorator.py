@@ -530,7 +530,8 @@ class Function:
         cause: CaptureError | None = None
         while True:
             try:
-                host = divide(self._body, self._lines, self._changed, defers=numbers.defers)
+                known = self._lines, self._changed, self._frames
+                host = divide(self._body, *known, defers=numbers.defers)
             except CaptureError as error:
                 if cause is None:
                     raise

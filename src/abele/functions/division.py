@@ -13,7 +13,7 @@ import logging
 import sys
 import types
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeGuard, cast
 
@@ -21,9 +21,10 @@ import torch
 
 from abele.containers import is_list
 from abele.errors import CaptureError
-from abele.functions.frames import Frame, is_of_library, uses
+from abele.functions.frames import Frame, Frames, is_of_library, uses
 from abele.functions.host import RETURNED, Held, Host
 from abele.functions.source import (
+    OF_EVERYBODY,
     Names,
     attributes,
     chain,
@@ -72,6 +73,7 @@ def divide(
     function: Callable[..., Any],
     lines: Mapping[int, bool],
     changed: Collection[str],
+    frames: Frames,
     *,
     defers: bool = False,
 ) -> Host | None:
@@ -82,6 +84,7 @@ def divide(
         lines: those at which tracing has failed because a value was read, and whether functions
             that they call may change what they are given.
         changed: names of attributes and variables whose objects calls change.
+        frames: the user's code that earlier calls of it ran.
         defers: numbers of tensors get stand-ins, so that a statement that reads one is traced.
 
     Raises:
@@ -92,12 +95,12 @@ def divide(
         return None
     wrapped = getattr(plain, "__wrapped__", None)
     if isinstance(wrapped, types.FunctionType):
-        return _divided_inside(function, plain, wrapped, lines, changed, defers)
+        return _divided_inside(function, plain, wrapped, lines, changed, frames, defers)
     tree = parsed(plain)
     if tree is None or any(isinstance(each, _UNDIVIDED) for each in ast.walk(tree)):
         return None
     owner = getattr(function, "__self__", None)
-    divided = _Division(plain, tree, lines, frozenset(changed), owner, defers)
+    divided = _Division(plain, tree, lines, frozenset(changed), frames, owner, defers)
     return divided.made(function) if divided.hosts else None
 
 
@@ -107,12 +110,13 @@ def _divided_inside(
     wrapped: types.FunctionType,
     lines: Mapping[int, bool],
     changed: Collection[str],
+    frames: Frames,
     defers: bool,
 ) -> Host | None:
     """Divide a function below a decorator such as ``torch.no_grad()``, which calls it."""
     owner = getattr(function, "__self__", None)
     inner = wrapped if owner is None else types.MethodType(wrapped, owner)
-    host = divide(inner, lines, changed, defers=defers)
+    host = divide(inner, lines, changed, frames, defers=defers)
     if host is None:
         return None
     part: Any = getattr(host.remaining, "__func__", host.remaining)
@@ -143,11 +147,12 @@ class _Division:
         tree: ast.FunctionDef,
         lines: Mapping[int, bool],
         changed: Names,
+        frames: Frames,
         owner: Any,
         defers: bool,
     ):
         self._function, self._tree, self._defers = function, tree, defers
-        self._lines, self._changed = lines, changed
+        self._lines, self._changed, self._frames = lines, changed, frames
         code = function.__code__
         self._locals = {*code.co_varnames, *code.co_cellvars}
         self._owner, self._self_name = owner, code.co_varnames[0] if owner is not None else ""
@@ -287,6 +292,9 @@ class _Division:
         traced = [*_statements(self._tree.body, self.hosts)]
         names = frozenset[str]().union(*map(attributes, traced))
         read = frozenset[str]().union(*map(fields, traced))
+        for code in self._called(traced):
+            frame = Frame(code, {}, {})
+            names, read = names | frame.attributes, read | frame.reads()
         for each in self.hosts:
             if attributes(each) & _BACKWARD:
                 raise self._refusal(each.lineno, "computes gradients with the value of a tensor")
@@ -296,6 +304,7 @@ class _Division:
                 )
             if not late[id(each)]:
                 self._check_early(each, names, read)
+                self._check_early_code(each, names - OF_EVERYBODY, read)
             self._require_no_training(each)
         for each in ast.walk(self._tree):
             if isinstance(each, ast.Try) and self.hosts:
@@ -332,6 +341,20 @@ class _Division:
                     statement.lineno,
                     f"uses {ast.unparse(each)} before the function goes on to change it",
                 )
+
+    def _called(self, nodes: Iterable[ast.AST]) -> set[types.CodeType]:
+        """Return the code that some statements have run."""
+        found: list[Any] = [getattr(each, "context_expr", each) for each in nodes]
+        lines = {n for e in found for n in range(e.lineno, (e.end_lineno or e.lineno) + 1)}
+        return self._frames.called(self._function.__code__, lines)
+
+    def _check_early_code(self, statement: ast.stmt, names: Names, read: Names) -> None:
+        """Check the code that runs in a statement, such as methods behind operators."""
+        for code in self._called([statement]):
+            changes = sorted(Frame(code, {}, {}).changes(read, names))
+            if changes:
+                what = f"{code.co_qualname}, which may change {', '.join(changes)} that the step"
+                raise self._refusal(statement.lineno, f"runs {what} reads. Put it behind the step")
 
     def _check_early_call(self, call: ast.Call, names: Names) -> None:
         """Check what a statement calls that has to run later than where it stands."""

@@ -17,7 +17,7 @@ import sys
 import sysconfig
 import time
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -40,6 +40,10 @@ _BY_TEXT = frozenset({"eval", "exec", "globals"})
 _COPYING = (copy.copy, copy.deepcopy, dataclasses.replace, dataclasses.asdict, dataclasses.astuple)
 _COPIES = frozenset(each.__code__ for each in _COPYING)
 _OF_METHODS = frozenset({"callable", "Callable", "Iterable", "Sized", "__len__", "__iter__"})
+KEEPING = frozenset((*dir(tuple), *dir(frozenset), "copy", "get", "items", "keys", "values"))
+#: Methods that change lists, dictionaries and sets.
+CHANGING = frozenset((*dir(list), *dir(dict), *dir(set))) - KEEPING
+_SETTING = CHANGING | {"setattr", "delattr", "vars", "__dict__", "__setattr__", "__setitem__"}
 _CLOCKS = frozenset(
     {"now", *(name for name in dir(time) if name.startswith(("time", "perf", "mono", "process")))}
 )
@@ -130,6 +134,21 @@ class Frame:
         holders = (*self.code.co_names, *self.code.co_freevars, *texts) if items else ()
         return {*(str(each.argval) for each in stores), *holders}
 
+    def changes(self, read: frozenset[str], names: frozenset[str]) -> frozenset[str]:
+        """Return which attributes and variables that other code reads this code may change.
+
+        Args:
+            read: what that code reads; methods that it calls are not among it.
+            names: all names in it, without those that everybody uses.
+        """
+        found = [e for e in dis.get_instructions(self.code) if "FAST" not in e.opname]
+        stores = [each for each in found if each.opname.startswith(("STORE_", "DELETE_"))]
+        variables, attributes, *_ = _loads(self.code)
+        own = attributes.union(variables, self.code.co_freevars)
+        changes = own & _SETTING or any(e.opname.endswith(("SUBSCR", "SLICE")) for e in stores)
+        sets = read.intersection(str(each.argval) for each in stores)
+        return sets | (own & names) if changes else sets
+
     def mentions(self, texts: frozenset[str]) -> bool:
         """Return whether the code has one of some names or string constants."""
         constants = {each for each in self.code.co_consts if isinstance(each, str)}
@@ -194,6 +213,7 @@ class Frames:
         self._own, self.asked = own, frozenset[str]()
         self._seen: dict[tuple[Any, ...], Frame] = {}
         self._library: dict[types.CodeType, bool] = {}
+        self._called_at = dict[tuple[types.CodeType, int], set[types.CodeType]]()
 
     def __iter__(self) -> Iterator[Frame]:
         return iter(list(self._seen.values()))
@@ -201,6 +221,17 @@ class Frames:
     def watching(self) -> contextlib.AbstractContextManager[None]:
         """Note the functions that this thread calls in a ``with`` block."""
         return cpython.calls_passed_to(self._called, self._library)
+
+    def called(self, code: types.CodeType, lines: Collection[int]) -> set[types.CodeType]:
+        """Return the code that some lines of other code have run, at any depth."""
+        found, todo = set[types.CodeType](), [(code, lines)]
+        while todo:
+            caller, at = todo.pop()
+            calls = [codes for (c, n), codes in self._called_at.items() if c is caller and n in at]
+            new = set[types.CodeType]().union(*calls) - found
+            found |= new
+            todo += [(each, range(sys.maxsize)) for each in new]
+        return found
 
     def noting(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``getattr`` or ``hasattr`` that notes the names it gets, which code computes."""
@@ -227,6 +258,11 @@ class Frames:
             is_library = code is not self._own and is_library
             self._library[code] = is_library
         if not is_library and len(self._seen) < _MOST and not _is_imported(frame):
+            caller = frame.f_back
+            while caller is not None and self._library.get(caller.f_code, True):
+                caller = caller.f_back
+            if caller is not None:
+                self._called_at.setdefault((caller.f_code, caller.f_lineno), set()).add(code)
             self._note(frame)
 
     def _note(self, frame: types.FrameType, names: Sequence[str] = ()) -> None:

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import torch
 
-from abele.functions.frames import FACTORY, is_installed, is_of_library
+from abele.functions.frames import CHANGING, FACTORY, KEEPING, is_installed, is_of_library
 
 #: Definitions of functions that no file has.
 DEFINITIONS = weakref.WeakKeyDictionary[types.CodeType, ast.FunctionDef]()
@@ -104,7 +104,7 @@ def definition(
 
 
 _EXITS = frozenset({"exit", "_exit", "quit", "abort"})
-_OF_EVERYBODY = frozenset((*dir(builtins), *dir(list), *dir(dict), *dir(str), "torch", "math"))
+OF_EVERYBODY = frozenset((*dir(builtins), *dir(list), *dir(dict), *dir(str), "torch", "math"))
 
 
 def reason_to_wait(function: Any, names: Names, depth: int = 3) -> str | None:
@@ -132,7 +132,7 @@ def reason_to_wait(function: Any, names: Names, depth: int = 3) -> str | None:
     if any(each.opname == "RAISE_VARARGS" for each in dis.get_instructions(code)):
         return "may raise an error"
     own = frozenset((*code.co_names, *code.co_freevars, *code.co_cellvars))
-    common = (own & names) - _OF_EVERYBODY
+    common = (own & names) - OF_EVERYBODY
     if common:
         return f"may change {', '.join(sorted(common))}, which the step reads"
     for name in own:
@@ -144,13 +144,11 @@ def reason_to_wait(function: Any, names: Names, depth: int = 3) -> str | None:
     return None
 
 
-_READS = frozenset((*dir(tuple), *dir(frozenset), "copy", "get", "items", "keys", "values"))
-_CHANGES = frozenset((*dir(list), *dir(dict), *dir(set))) - _READS
 _TENSORS = frozenset((*dir(torch), *dir(torch.Tensor), *dir(torch.nn.functional)))
 _KEEPS = frozenset(
     name
-    for name in (*_READS, *dir(builtins), *dir(str), *dir(math), *_TENSORS)
-    if name not in _CHANGES and (name.endswith("__") or not name.endswith("_"))
+    for name in (*KEEPING, *dir(builtins), *dir(str), *dir(math), *_TENSORS)
+    if name not in CHANGING and (name.endswith("__") or not name.endswith("_"))
 )
 
 

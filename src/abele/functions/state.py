@@ -218,7 +218,8 @@ class Reached:
         kind: Any = value if isinstance(value, type) else type(value)
         self._note_class(kind)
         of_torch = str(kind.__module__).startswith(("torch.optim", "torch.amp"))
-        if of_torch and kind is not value and kind.__dictoffset__:  # which steps may change
+        holds_items = isinstance(value, dict | list | set | collections.deque)
+        if (of_torch or holds_items) and kind is not value and kind.__dictoffset__:
             attributes = reachable.attributes_of(value)
             self._paths.setdefault(id(attributes), path)
             inside.append(attributes)

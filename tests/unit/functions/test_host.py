@@ -7,6 +7,7 @@ import torch
 
 from abele.errors import CaptureError
 from abele.functions.division import divide
+from abele.functions.frames import Frames
 from abele.functions.host import Held, HeldAttribute
 
 LOG: list = []
@@ -26,7 +27,7 @@ def x():
 
 
 def divided(function, lines=(), changed=()):
-    host = divide(function, dict.fromkeys(lines, False), changed)
+    host = divide(function, dict.fromkeys(lines, False), changed, Frames(None))
     assert host is not None
     return host
 
@@ -83,12 +84,12 @@ def fills_a_list(x):
 
 
 def test_a_function_without_numbers_is_not_divided():
-    assert divide(traced, {}, ()) is None
+    assert divide(traced, {}, (), Frames(None)) is None
 
 
 @pytest.mark.parametrize("function", [lambda x: x.item(), torch.sin, abs])
 def test_what_has_no_statements_is_not_divided(function):
-    assert divide(function, {}, ()) is None
+    assert divide(function, {}, (), Frames(None)) is None
 
 
 def test_a_statement_at_the_end_runs_at_its_place(x):
@@ -194,7 +195,7 @@ def logs_a_module(x):
 def test_a_refusal_names_the_line(function, line, reason):
     place = rf"test_host\.py:{function.__code__.co_firstlineno + line}"
     with pytest.raises(CaptureError, match=f"The statement at .*{place} {reason}"):
-        divide(function, {}, {"COUNT"})
+        divide(function, {}, {"COUNT"}, Frames(None))
 
 
 def logs_a_variable(x):
