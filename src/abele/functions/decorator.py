@@ -354,8 +354,10 @@ class Function:
             result = self._body(*args, **kwargs)
         with contextlib.suppress(NotYetError):
             changes = list[Changed]() if reached is None else reached.changes()[0]
-            counted = [e for e in changes if {type(e.before), type(e.after)} <= {*NUMBERS}]
-            self._expected = frozenset[str]().union(*(each.names() for each in counted))
+            counted = [e.names() for e in changes if {type(e.before), type(e.after)} <= {*NUMBERS}]
+            of_torch = _OF_SCHEDULERS | _OF_OPTIMIZERS  # which captures follow
+            found = (each for each in counted if of_torch.isdisjoint(each))
+            self._expected = frozenset[str]().union(*found)
         return result
 
     def _is_single(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

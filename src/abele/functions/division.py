@@ -331,6 +331,9 @@ class _Division:
         for each in ast.walk(rest):
             if isinstance(each, ast.Call):
                 self._check_early_call(each, names)
+                owner = getattr(self._value(each.func), "__self__", None)
+                if isinstance(owner, torch.optim.lr_scheduler.LRScheduler):
+                    raise self._refusal(each.lineno, "steps a scheduler before the step ends")
         for each in chains(rest):
             value = self._value(each)
             is_local = root(each) in self._locals - {self._self_name}
