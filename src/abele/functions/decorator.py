@@ -328,7 +328,7 @@ class Function:
         except AbeleError as error:
             self._give_up(error)
             return self._body(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - the call itself may raise the same
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the call may raise the same
             return self._called_plainly(error, args, kwargs)
         inputs = compiled.accepts(args, kwargs)
         if inputs is None:
@@ -422,7 +422,7 @@ class Function:
         return self._other(self._prologue(args, kwargs), {})
 
     def _called_plainly(
-        self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Call the function after a capture that may succeed at another call.
 
@@ -664,7 +664,7 @@ class Function:
         if self._recording is not None:
             self._recording.changed(text)
 
-    def _give_up(self, error: Exception) -> None:
+    def _give_up(self, error: BaseException) -> None:
         known = isinstance(error, AbeleError)
         text = str(error)
         if not known:

@@ -4,13 +4,14 @@ import os
 import signal
 import threading
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import abele
-from helpers.compiled_functions import Task, batch
+from helpers.compiled_functions import Task, batch, same_as_plain
 
 
 @pytest.fixture
@@ -119,3 +120,34 @@ def test_a_forked_process_calls_a_function_that_another_thread_is_in(step):
     release.set()
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+@pytest.mark.parametrize("kind", [SystemExit, MemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_call_that_user_code_ends_can_be_made_again(kind, at):
+    def build(wrap):
+        task, state = Task(), SimpleNamespace(calls=0, ends=False)
+
+        def helper(loss):
+            if state.ends:
+                raise kind
+            return loss * 2
+
+        @wrap
+        def step(x, y):
+            state.calls += 1
+            return task.update(helper(task.loss(x, y))).item()
+
+        def call(i):
+            ended, state.ends = False, i == at
+            try:
+                return step(*batch(i))
+            except kind:
+                ended, state.ends = True, False
+                if kind is KeyboardInterrupt:  # after which a program's call has not begun
+                    state.calls = i
+                return ended, step(*batch(i))
+
+        return call, lambda: (task, state)
+
+    assert same_as_plain(build)
