@@ -298,10 +298,10 @@ def write(holder: Any, key: Any, new: Any, old: Any) -> None:
         if new is not ABSENT:
             holder.add(new)
     elif isinstance(holder, (dict, *_LISTS)):
-        if new is ABSENT:
-            del holder[key]
-        else:
-            holder[key] = new
+        name = "__delitem__" if new is ABSENT else "__setitem__"
+        found = (vars(kind)[name] for kind in type(holder).__mro__ if name in vars(kind))
+        built_in = next(each for each in found if not isinstance(each, types.FunctionType))
+        built_in(holder, *((key,) if new is ABSENT else (key, new)))
     else:
         # Past __setattr__ of modules, which sorts parameters out, and of frozen dataclasses.
         kind: Any = type if isinstance(holder, type) else object

@@ -21,7 +21,7 @@ import torch
 
 from abele.containers import is_list
 from abele.errors import CaptureError
-from abele.functions.frames import Frame, Frames, is_of_library, uses
+from abele.functions.frames import SETTING, Frame, Frames, is_of_library, uses
 from abele.functions.host import RETURNED, Held, Host
 from abele.functions.source import (
     OF_EVERYBODY,
@@ -322,7 +322,8 @@ class _Division:
         inside = [each for each in ast.walk(statement) if isinstance(each, _LEAVES)]
         if any(not isinstance(each, ast.Return) or each is not statement for each in inside):
             raise self._refusal(statement.lineno, "ends the call early by the value of a tensor")
-        if (self._effects(statement) - self._locals) & names or changed_fields(statement) & read:
+        changed = (self._effects(statement) - self._locals) & names
+        if changed or changed_fields(statement) & read or attributes(statement) & SETTING:
             raise self._refusal(statement.lineno, "changes an object that is read afterwards")
         rest = statement
         if isinstance(statement, _SIMPLE):  # the tensors that it reads are computed in their place

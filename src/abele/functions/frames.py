@@ -43,7 +43,8 @@ _OF_METHODS = frozenset({"callable", "Callable", "Iterable", "Sized", "__len__",
 KEEPING = frozenset((*dir(tuple), *dir(frozenset), "copy", "get", "items", "keys", "values"))
 #: Methods that change lists, dictionaries and sets.
 CHANGING = frozenset((*dir(list), *dir(dict), *dir(set))) - KEEPING
-_SETTING = CHANGING | {"setattr", "delattr", "vars", "__dict__", "__setattr__", "__setitem__"}
+#: Names by which code sets attributes that it computes the names of.
+SETTING = frozenset({"setattr", "delattr", "vars", "__dict__", "__setattr__"})
 _CLOCKS = frozenset(
     {"now", *(name for name in dir(time) if name.startswith(("time", "perf", "mono", "process")))}
 )
@@ -145,7 +146,7 @@ class Frame:
         stores = [each for each in found if each.opname.startswith(("STORE_", "DELETE_"))]
         variables, attributes, *_ = _loads(self.code)
         own = attributes.union(variables, self.code.co_freevars)
-        changes = own & _SETTING or any(e.opname.endswith(("SUBSCR", "SLICE")) for e in stores)
+        changes = own & CHANGING or any(e.opname.endswith(("SUBSCR", "SLICE")) for e in stores)
         sets = read.intersection(str(each.argval) for each in stores)
         return sets | (own & names) if changes else sets
 
@@ -154,6 +155,7 @@ class Frame:
         constants = {each for each in self.code.co_consts if isinstance(each, str)}
         return bool(texts & (constants | {*self.code.co_names}))
 
+        sets |= {"attributes"} if own & SETTING else sets
 
 def codes(code: types.CodeType) -> Iterator[types.CodeType]:
     """Yield the code of a function and of what it defines, such as comprehensions."""

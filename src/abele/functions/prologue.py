@@ -197,7 +197,8 @@ def _is_independent(
     codes = [each for each in others if each.code not in reader.called]
     if reader.trains and any(each.mentions(_STEPS) for each in before):
         return False
-    mentioned = changed & read or any(each.mentions(changed) for each in codes)
+    inside = [changed.intersection(e.code.co_freevars) or e.mentions(changed) for e in codes]
+    mentioned = changed & read or any(inside)
     return not mentioned and not any(each.sets() & used for each in codes)
 
 
@@ -362,6 +363,7 @@ class _Reader:
                     self._store(target, value, nested=nested)
             case ast.AugAssign():
                 self._number(statement.value)
+                self._number(statement.target)
                 self._store(statement.target, _NUMBER, nested=nested)
             case ast.AnnAssign() if statement.value is not None:
                 self._store(statement.target, self.value(statement.value), nested=nested)
@@ -407,10 +409,9 @@ class _Reader:
                     raise _NotPlainError
             case ast.Attribute() if _is_plain(value):
                 owner = self.value(target.value)
-                set_by_class = isinstance(
-                    getattr(cast("Any", type(owner)), target.attr, None), property
-                )
-                if _is_plain(owner) or owner is _GROUP or set_by_class or target.attr in _NOT_READ:
+                if _is_plain(owner) or owner is _GROUP or target.attr in _NOT_READ:
+                    raise _NotPlainError
+                if _runs_code(cast("Any", type(owner)), target.attr):
                     raise _NotPlainError
                 if not _is_plain(attribute(owner, target.attr) and self._of(owner, target.attr)):
                     raise _NotPlainError
@@ -550,6 +551,15 @@ class _Reader:
         inner._block(tree.body, nested=False)
         self.trains |= inner.trains
         return _NUMBER
+
+
+def _runs_code(kind: Any, name: str) -> bool:
+    """Return whether a class has code of its own for setting an attribute."""
+    descriptor: Any = inspect.getattr_static(kind, name, None)
+    is_slot = isinstance(descriptor, types.MemberDescriptorType)
+    own = isinstance(kind.__setattr__, types.FunctionType)
+    of_torch = kind.__setattr__ is torch.nn.Module.__setattr__
+    return (own and not of_torch) or (hasattr(descriptor, "__set__") and not is_slot)
 
 
 def _is_plain(value: Any) -> bool:

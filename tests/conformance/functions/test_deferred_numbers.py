@@ -1,5 +1,7 @@
 """Numbers of tensors that helpers return and count, and numbers set between backward and update."""
 
+import contextlib
+import operator
 from types import SimpleNamespace
 
 import pytest
@@ -7,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
-from helpers.compiled_functions import Task, batch, compiles, stays_eager
+from helpers.compiled_functions import Task, batch, compiles, same_as_plain, stays_eager
 
 CORRECT = TOTAL = 0
 
@@ -254,3 +256,90 @@ def test_tensors_and_numbers_in_modules(wrap):
     step = wrap(lambda x, y: task.update(task.loss(x, y)))
 
     return lambda i: step(*batch(i)), lambda: (task, task.model.seen, task.model.loss)
+
+
+class _Kept:
+    """Descriptor that keeps a value in another attribute, and counts."""
+
+    def __get__(self, owner, kind=None):
+        return owner.raw
+
+    def __set__(self, owner, value):
+        owner.raw, owner.count = value, owner.count + 1
+
+
+class Numbers:
+    raw, count, seen, last = 0.5, 0, 0.0, _Kept()
+
+    def __init__(self):
+        self.list = [0.5]
+
+    def __call__(self, value):
+        self.raw = value
+        self.list.append(value)
+
+    def __setitem__(self, key, value):
+        vars(self)["r" + "aw"] = value
+
+    def __setattr__(self, name, value):
+        object.__setattr__(self, "raw" if name == "hidden" else name, value)
+
+    __setstate__ = __lshift__ = __call__
+
+    @contextlib.contextmanager
+    def at(self, value):
+        self.raw = value
+        yield
+        self.count += 1
+
+
+class Table(dict):
+    raw, count = 0.5, 0
+
+    def __setitem__(self, key, value):
+        super().__setitem__(key, value)
+        self.raw, self.count = value, self.count + 1
+
+
+def assigned(numbers, value):
+    numbers.last = value
+
+
+def added(numbers, value):
+    numbers.last += value
+
+
+def within(numbers, value):
+    with numbers.at(value):
+        numbers.count += 1
+
+
+@pytest.mark.parametrize(
+    ("put", "kind"),
+    [
+        *((put, Numbers) for put in (assigned, added, within, Numbers.__call__)),
+        *((put, Numbers) for put in (Numbers.__setstate__, Numbers.__lshift__)),
+        (lambda numbers, value: setattr(numbers, "hidden", value), Numbers),
+        (lambda numbers, value: numbers.__dict__.update(raw=value), Numbers),
+        *(
+            (lambda numbers, value: operator.setitem(numbers, "key", value), k)
+            for k in (Numbers, Table)
+        ),
+    ],
+)
+def test_a_number_that_code_of_a_class_keeps_elsewhere(put, kind):
+    def build(wrap):
+        task, numbers = Task(), kind()
+
+        @wrap
+        def step(x, y):
+            loss = task.loss(x, y)
+            put(numbers, loss.item())
+            numbers.seen = numbers.raw
+            task.update(loss)
+            numbers.count += 1
+            return numbers.raw, numbers.count
+
+        return lambda i: step(*batch(i)), lambda: (task, vars(numbers))
+
+    assert same_as_plain(build)
