@@ -566,7 +566,7 @@ class Function:
         with numbers.in_place(spaces.values(), *map(frames.noting, (getattr, hasattr))):
             reached = Reached(self._body, self._frames, arguments.others)
             reached.refuse_iterators()
-            frames.new = reached.add
+            frames.new, frames.asked = reached.add, frames.asked | reached.asked
             _tracing.active = True
             try:
                 captured = capture(

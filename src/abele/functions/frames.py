@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import copy
 import dataclasses
@@ -36,6 +37,10 @@ FACTORY = "__abele_factory"
 _MOST = 4000
 _ENVIRONMENT = frozenset({"environ", "getenv"})
 _BY_TEXT = frozenset({"eval", "exec", "globals"})
+# Functions that read attributes by names that they are given.
+_WHOLE = {"__getattribute__", "__getstate__", "__reduce__", "__reduce_ex__"}
+_BY_NAME = _WHOLE | {"vars", "attrgetter", "methodcaller", "getattr_static"}
+BY_NAME = (getattr, hasattr, vars)
 # Functions that read all attributes of their first argument, and copy stand-ins as numbers.
 _COPYING = (copy.copy, copy.deepcopy, dataclasses.replace, dataclasses.asdict, dataclasses.astuple)
 _COPIES = frozenset(each.__code__ for each in _COPYING)
@@ -88,7 +93,7 @@ class Frame:
     def attributes(self) -> frozenset[str]:
         """The names of attributes that the code reads, maybe by ``getattr`` or as keys."""
         variables, names, *_ = _loads(self.code)
-        whole = "vars" in variables | names or self.code in _COPIES
+        whole = not _BY_NAME.isdisjoint(variables | names) or self.code in _COPIES
         return names.union(("__dict__",) * whole, variables & {"AttributeError"})
 
     @property
@@ -110,6 +115,8 @@ class Frame:
             return True
         if value is os:
             return bool(self.attributes & _ENVIRONMENT)
+        if value is builtins:
+            return bool(self.attributes & {*_BY_TEXT, *(each.__name__ for each in BY_NAME)})
         if value is time or value is datetime or value is datetime.datetime:
             return bool(self.attributes & _CLOCKS)
         return getattr(value, "__module__", None) == "time" and callable(value)
@@ -148,6 +155,7 @@ class Frame:
         own = attributes.union(variables, self.code.co_freevars)
         changes = own & CHANGING or any(e.opname.endswith(("SUBSCR", "SLICE")) for e in stores)
         sets = read.intersection(str(each.argval) for each in stores)
+        sets |= {"attributes"} if own & SETTING else sets
         return sets | (own & names) if changes else sets
 
     def mentions(self, texts: frozenset[str]) -> bool:
@@ -155,7 +163,6 @@ class Frame:
         constants = {each for each in self.code.co_consts if isinstance(each, str)}
         return bool(texts & (constants | {*self.code.co_names}))
 
-        sets |= {"attributes"} if own & SETTING else sets
 
 def codes(code: types.CodeType) -> Iterator[types.CodeType]:
     """Yield the code of a function and of what it defines, such as comprehensions."""
@@ -183,7 +190,11 @@ def uses(code: types.CodeType, name: str) -> set[str]:
 def _loads(code: types.CodeType) -> tuple[frozenset[str], ...]:
     """Return the globals and attributes that code reads or sets, its imports, and its texts."""
     every = variables, attributes, modules, texts = [set[str]() for _ in range(4)]
+    before: Any = None
     for each in dis.get_instructions(code):
+        if each.opname == "MATCH_CLASS":  # with names of attributes, and maybe others by position
+            attributes |= {*before.argval, *("__dict__",) * bool(each.arg)}
+        before = each
         if each.opname == "IMPORT_NAME":
             modules.add(str(each.argval))
         elif each.opname.endswith(("_GLOBAL", "_NAME")):
@@ -268,7 +279,7 @@ class Frames:
             self._note(frame)
 
     def _note(self, frame: types.FrameType, names: Sequence[str] = ()) -> None:
-        if frame.f_code.co_name == "__getattr__":
+        if frame.f_code.co_name in ("__getattr__", "__getattribute__"):
             self.asked |= {each for each in frame.f_locals.values() if isinstance(each, str)}
         free = frame.f_code.co_freevars
         made = frame.f_code is not self._own  # an iterator that a helper is given is made inside

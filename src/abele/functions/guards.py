@@ -363,7 +363,8 @@ class Guards:
             names |= {"registry"}  # of functools.singledispatch
         if "__dict__" in names and not (is_module or isinstance(value, _WITHOUT_FIELDS)):
             self._add_container(path, reachable.attributes_of(value), names, depth)
-        for name in names - {"__dict__"}:
+        fields = _names_of(value) if "__dict__" in names else ()
+        for name in names.union(fields) - {"__dict__"}:
             found = attribute(value, name)
             if found is None and ("AttributeError" in names or name in self._optional):
                 self._add_absent(value, name)
@@ -486,6 +487,13 @@ def may_have_attributes(value: Any) -> bool:
     if isinstance(value, types.FunctionType):
         return bool(value.__dict__) and not is_of_library(value.__module__)
     return reachable.has_attributes(value)
+
+
+def _names_of(value: Any) -> set[str]:
+    """Return the names of slots, and of data in a user's class, of an object or class."""
+    kinds = (value if isinstance(value, type) else type(value)).__mro__
+    parts = [part for kind in kinds if may_have_attributes(kind) for part in vars(kind).items()]
+    return {name for name, part in parts if name[:2] != "__" and not isinstance(part, _METHODS)}
 
 
 def _is_refilled(now: Any, before: Any) -> bool:

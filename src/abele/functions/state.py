@@ -28,6 +28,7 @@ from abele.capture.leftovers import ABSENT, Leftovers, tensors_of, write
 from abele.containers import is_array
 from abele.errors import CaptureError
 from abele.functions.frames import (
+    BY_NAME,
     FACTORY,
     PLAIN,
     Frame,
@@ -159,6 +160,7 @@ class Reached:
         modules: modules with their paths.
         optimizers: optimizers with their paths.
         scalers: objects of ``torch.amp.GradScaler``.
+        asked: names of attributes that objects of ``operator`` read.
     """
 
     def __init__(self, function: Any, frames: Iterable[Frame], arguments: Sequence[Any]):
@@ -170,18 +172,21 @@ class Reached:
         self._globals = list(global_names(frames))
         self._contents: list[tuple[str, Any, Any]] = []
         self._iterators: list[tuple[str, Any]] = []
+        self._aliases: list[tuple[str, Any]] = []
+        self.asked = frozenset[str]()
         self._caches: list[tuple[str, Any, int]] = []
         self._classes: dict[type, dict[str, Any]] = {}
         roots = [("", function), *((name, value) for _, name, value in self._globals)]
         self._roots = roots
         roots += [(name, value) for frame in frames for name, value in frame.values.items()]
         roots += [("an argument", each) for each in arguments]
+        inside: list[Any] = []
         for _, value in (each for frame in frames for each in frame.globals()):
             if isinstance(value, type):
                 self._note_class(value)
             elif isinstance(value, types.FunctionType) and not is_of_library(value.__module__):
                 roots.append((value.__name__, value.__dict__))
-        inside: list[Any] = []
+                inside += [] if is_installed(value) else value.__closure__ or ()
         for path, value in roots:  # which classes append to
             for name, each in reachable.walk(value, path, self._enters):
                 self._note(name.strip("."), each, inside)
@@ -227,13 +232,20 @@ class Reached:
     def _note_class(self, kind: type) -> None:
         if kind not in self._classes and not is_of_library(kind.__module__):
             self._classes[kind] = _data_of(kind)
-            self._roots += [(f"{kind.__name__}.{k}", v) for k, v in self._classes[kind].items()]
+            static = {k: v.__func__ for k, v in vars(kind).items() if isinstance(v, staticmethod)}
+            parts = {**self._classes[kind], **static}
+            self._roots += [(f"{kind.__name__}.{k}", v) for k, v in parts.items()]
 
     def _note_generator(self, path: str, value: Any) -> None:
         if type(value) is _CACHED:
             self._caches.append((path, value, value.cache_info().misses))
         elif attribute(value, "cache_info") and attribute(value, "cache_clear"):
             self._iterators.append((path, value))
+        elif type(value) is types.BuiltinFunctionType and value in BY_NAME:
+            self._aliases.append((path, value))
+        elif type(value) in (operator.attrgetter, operator.methodcaller):
+            names = [each for each in value.__reduce__()[1] if isinstance(each, str)]
+            self.asked = self.asked.union(*(each.split(".") for each in names))
         advances: Any = value
         if isinstance(advances, Iterator) and not isinstance(advances, io.IOBase):
             self._iterators.append((path, value))
@@ -289,6 +301,11 @@ class Reached:
             raise CaptureError(
                 f"The function reaches {path}, an iterator or cache ({type(value).__name__}), and "
                 "a program would repeat what it gave. Use it outside, and pass the value."
+            )
+        for path, value in self._aliases:
+            raise CaptureError(
+                f"The function reaches {path}, another name of {value.__name__}(), whose reads a "
+                f"program does not notice. Call {value.__name__}() by its own name."
             )
 
     def _filled(self) -> Iterator[tuple[str, Any]]:

@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import functools
 import logging
+import operator
 import os
 import sys
 from collections import UserList
@@ -532,3 +533,66 @@ def test_a_helper_of_another_file_that_runs_late_looks_for_an_attribute(wrap):
         return step(*batch(i), i > 1)
 
     return run, lambda: task
+
+
+class Shape:
+    __match_args__ = ("raw",)
+    __slots__ = ("raw",)
+
+
+def matched(shape):
+    match shape:
+        case Shape(value):
+            return value
+
+
+def matched_by_name(shape):
+    match shape:
+        case Shape(raw=value):
+            return value
+
+
+GET, RAW = getattr, "ra"
+READS = [
+    *(matched, matched_by_name, operator.attrgetter("raw")),
+    *(
+        lambda shape: operator.attrgetter(RAW + "w")(shape),
+        operator.methodcaller("__reduce_ex__", 2),
+    ),
+    *(lambda shape: shape.__getattribute__(RAW + "w"), lambda shape: getattr(shape, RAW + "w")),
+    lambda shape: object.__getattribute__(shape, RAW + "w"),
+    lambda shape: sum(map(getattr, [shape], [RAW + "w"])),
+]
+
+
+@pytest.mark.parametrize("read", READS)
+def test_an_attribute_that_is_read_by_a_computed_name(read):
+    shape = Shape()
+    shape.raw = 1.0
+
+    def scale():
+        value = read(shape)
+        return value[2][1]["raw"] if isinstance(value, tuple) else value
+
+    def build(wrap):
+        shape.raw = 1.0
+        return scaled_by(wrap, scale, lambda: setattr(shape, "raw", 3.0))
+
+    compiles(programs=2)(build)()
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        *(lambda s: GET(s, RAW + "w"), lambda s, get=getattr: get(s, RAW + "w")),
+        *(functools.partial(getattr), lambda s: builtins.getattr(s, RAW + "w")),
+    ],
+)
+def test_another_name_of_getattr(read):
+    def build(wrap):
+        shape = Shape()
+        shape.raw = 1.0
+        named = (shape, "raw") if isinstance(read, functools.partial) else (shape,)
+        return scaled_by(wrap, lambda: read(*named), lambda: setattr(shape, "raw", 3.0))
+
+    stays_eager(match="another name of getattr|globals")(build)()
