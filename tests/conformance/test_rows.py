@@ -75,13 +75,15 @@ def test_softmax_of_a_row_with_nan_is_nan_and_others_stay(own, size):
 
 
 @pytest.mark.parametrize("split", [0, 1])
-@pytest.mark.parametrize("shape", [(2, 1000, 130)])
-def test_sums_of_many_rows(own, shape, split):
-    outer, rows, columns = shape
+@pytest.mark.parametrize("norm", [0, 1])
+def test_sums_and_norms_of_many_rows(own, norm, split):
+    outer, rows, columns = shape = (2, 1000, 130)
     x, one = torch.randn(shape), binding.Dim(1, 0, 0)
+    exact = torch.linalg.vector_norm if norm else torch.sum
     of_outer = binding.Dim(outer, rows * columns, columns)
     dims = (of_outer, binding.Dim(columns, 1, 1), one, binding.Dim(rows, columns, 0))
-    sums = computed(own.abele_sum_columns, (split, *dims, 0.5), (x,), (outer, columns))
-    close(sums, 0.5 * x.double().sum(1))
+    sums = computed(own.abele_sum_columns, (split, norm, *dims, 0.5), (x,), (outer, columns))
+    close(sums, 0.5 * exact(x.double(), dim=1))
     dims = (one, binding.Dim(outer, rows * columns, 1), one, binding.Dim(rows * columns, 1, 0))
-    close(computed(own.abele_sum_rows, (split, *dims, 1.0), (x,), (outer,)), x.double().sum((1, 2)))
+    sums = computed(own.abele_sum_rows, (split, norm, *dims, 1.0), (x,), (outer,))
+    close(sums, exact(x.double(), dim=(1, 2)))

@@ -477,12 +477,13 @@ typedef struct AbeleDim {
   int64_t size, stride, result;
 } AbeleDim;
 
-// to[k] = scale * sum over far and near of from[k, far, near], for k in outer x inner. Of columns,
-// neighbours in `inner` are neighbours in memory. With `split` threads share each sum.
-ABELE_API int abele_sum_columns(int split, AbeleDim outer, AbeleDim inner, AbeleDim far,
+// to[k] = scale * sum over far and near of from[k, far, near], for k in outer x inner; with `norm`
+// the root of the sum of squares. Of columns, neighbours in `inner` are neighbours in memory. With
+// `split` threads share each sum.
+ABELE_API int abele_sum_columns(int split, int norm, AbeleDim outer, AbeleDim inner, AbeleDim far,
                                 AbeleDim near, double scale, const float* from, float* to,
                                 int threads);
-ABELE_API int abele_sum_rows(int split, AbeleDim outer, AbeleDim inner, AbeleDim far,
+ABELE_API int abele_sum_rows(int split, int norm, AbeleDim outer, AbeleDim inner, AbeleDim far,
                              AbeleDim near, double scale, const float* from, float* to,
                              int threads);
 

@@ -100,18 +100,22 @@ int abele_nll_loss_backward(int kind, int64_t outer, int64_t size, int64_t inner
   return ABELE_OK;
 }
 
-int abele_sum_columns(int split, AbeleDim outer, AbeleDim inner, AbeleDim far, AbeleDim near,
-                      double scale, const float* from, float* to, int threads) {
-  const auto sum = split ? abele::sum_columns<ANY, true, float, float>
-                         : abele::sum_columns<ANY, false, float, float>;
+int abele_sum_columns(int split, int norm, AbeleDim outer, AbeleDim inner, AbeleDim far,
+                      AbeleDim near, double scale, const float* from, float* to, int threads) {
+  const auto sum = split ? norm ? abele::sum_columns<ANY, true, true, float, float>
+                                : abele::sum_columns<ANY, true, false, float, float>
+                   : norm ? abele::sum_columns<ANY, false, true, float, float>
+                          : abele::sum_columns<ANY, false, false, float, float>;
   sum(outer, inner, far, near, scale, from, to, threads);
   return ABELE_OK;
 }
 
-int abele_sum_rows(int split, AbeleDim outer, AbeleDim inner, AbeleDim far, AbeleDim near,
-                   double scale, const float* from, float* to, int threads) {
-  const auto sum = split ? abele::sum_rows<ANY, true, float, float>
-                         : abele::sum_rows<ANY, false, float, float>;
+int abele_sum_rows(int split, int norm, AbeleDim outer, AbeleDim inner, AbeleDim far,
+                   AbeleDim near, double scale, const float* from, float* to, int threads) {
+  const auto sum = split ? norm ? abele::sum_rows<ANY, true, true, float, float>
+                                : abele::sum_rows<ANY, true, false, float, float>
+                   : norm ? abele::sum_rows<ANY, false, true, float, float>
+                          : abele::sum_rows<ANY, false, false, float, float>;
   sum(outer, inner, far, near, scale, from, to, threads);
   return ABELE_OK;
 }

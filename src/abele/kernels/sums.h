@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 
 #include "abi.h"
 #include "parallel.h"
@@ -104,19 +105,20 @@ constexpr int COLUMNS = 64;   // partial sums that stay in registers and the fir
 constexpr Index BLOCK = 16;   // rows whose sum is rounded by itself, as many as in torch
 constexpr Index TOGETHER = 32;  // chunks of columns of which blocks of rows are read in turns
 
-// Sums of `width` columns over rows first .. last - 1 of far x near.
-template <class R, class T>
+// Sums of `width` columns over rows first .. last - 1 of far x near; of `norm`, of their squares.
+template <bool norm, class R, class T>
 inline void add_rows(Dim far, Dim near, Index first, Index last, Index width, const T* source,
                      typename Wide<R>::Type* total) {
   R part[COLUMNS] = {};
+  const auto term = [](R value) { return norm ? value * value : value; };
   for (Index k = 0; k < COLUMNS; ++k) total[k] = 0;
   Index r = first / near.size, s = first % near.size, rows = 0;
   for (Index row = first; row < last; ++row) {
     const T* values = source + r * far.stride + s * near.stride;
     if (width == COLUMNS)
-      for (Index k = 0; k < COLUMNS; ++k) part[k] += values[k];
+      for (Index k = 0; k < COLUMNS; ++k) part[k] += term(values[k]);
     else
-      for (Index k = 0; k < width; ++k) part[k] += values[k];
+      for (Index k = 0; k < width; ++k) part[k] += term(values[k]);
     if (++s == near.size) s = 0, ++r;
     if (++rows == BLOCK || row == last - 1) {
       for (Index k = 0; k < COLUMNS; ++k) total[k] += part[k], part[k] = R(0);
@@ -125,9 +127,17 @@ inline void add_rows(Dim far, Dim near, Index first, Index last, Index width, co
   }
 }
 
-// to[k] = scale * sum over r of from[k, r]; `inner` is the innermost kept dimension with stride 1.
-// With `split` threads share the rows of some sums at a time, otherwise the columns.
-template <int most, bool split, class T, class R>
+// The result of a sum of terms, which for a norm are squares.
+template <bool norm, class W>
+inline W reduced(W scale, W total) {
+  if constexpr (norm) total = W(std::sqrt(total));
+  return scale * total;
+}
+
+// to[k] = scale * sum over r of from[k, r], or with `norm` the root of the sum of squares; `inner` is
+// the innermost kept dimension with stride 1. With `split` threads share the rows of some sums at a
+// time, otherwise the columns.
+template <int most, bool split, bool norm, class T, class R>
 inline void sum_columns(Dim outer, Dim inner, Dim far, Dim near, double scale, const T* from,
                         R* to, int threads) {
   using W = typename Wide<R>::Type;
@@ -135,12 +145,13 @@ inline void sum_columns(Dim outer, Dim inner, Dim far, Dim near, double scale, c
   const auto sum = [=](Index task, Index first, Index last, W* total) {
     const Index column = task % chunks * COLUMNS, left = inner.size - column;
     const T* source = from + task / chunks * outer.stride + column;
-    add_rows<R>(far, near, first, last, left < COLUMNS ? left : COLUMNS, source, total);
+    add_rows<norm, R>(far, near, first, last, left < COLUMNS ? left : COLUMNS, source, total);
   };
   const auto write = [=](Index task, const W* total) {
     const Index column = task % chunks * COLUMNS, left = inner.size - column;
     R* result = to + task / chunks * outer.result + column;
-    for (Index k = 0; k < COLUMNS && k < left; ++k) result[k] = static_cast<R>(W(scale) * total[k]);
+    for (Index k = 0; k < COLUMNS && k < left; ++k)
+      result[k] = static_cast<R>(reduced<norm>(W(scale), total[k]));
   };
   if (!split)
     return share<most>(outer.size * chunks, threads, [=](Index begin, Index end) {
@@ -176,21 +187,22 @@ inline void sum_columns(Dim outer, Dim inner, Dim far, Dim near, double scale, c
 }
 
 // The same where the reduced dimension `near` is the innermost, with stride 1 or not.
-template <int most, bool split, class T, class R>
+template <int most, bool split, bool norm, class T, class R>
 inline void sum_rows(Dim outer, Dim inner, Dim far, Dim near, double scale, const T* from, R* to,
                      int threads) {
   using W = typename Wide<R>::Type;
   const auto sum = [=](Index task, auto long_sum) {
     const T* source = from + task / inner.size * outer.stride + task % inner.size * inner.stride;
+    const auto term = [](R value) { return norm ? value * value : value; };
     W total = 0;
     for (Index r = 0; r < far.size; ++r) {
       const T* row = source + r * far.stride;
       total += near.stride == 1
-                   ? long_sum(near.size, [=](Index k) { return static_cast<R>(row[k]); })
-                   : long_sum(near.size, [=](Index k) { return static_cast<R>(row[k * near.stride]); });
+                   ? long_sum(near.size, [=](Index k) { return term(row[k]); })
+                   : long_sum(near.size, [=](Index k) { return term(row[k * near.stride]); });
     }
     to[task / inner.size * outer.result + task % inner.size * inner.result] =
-        static_cast<R>(W(scale) * total);
+        static_cast<R>(reduced<norm>(W(scale), total));
   };
   if (split) {
     for (Index task = 0; task < outer.size * inner.size; ++task)

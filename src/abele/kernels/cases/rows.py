@@ -197,17 +197,19 @@ def _sums(library: ctypes.CDLL, *, columns: bool) -> Iterator[Case]:
     one, scale = Dim(1, 0, 0), 0.5
     for index, size in enumerate((*TAILS, 1000)):
         outer, rows, width = 1 + index % 3, 1 + 5 * index % 40, size
-        split, threads, x = index % 2, threads_of(index), numbers(outer, rows, width)
+        split, norm, x = index % 2, index // 2 % 2, numbers(outer, rows, width)
+        terms = x.double().square() if norm else x.double()
         if columns:
             dims = Dim(outer, rows * width, width), Dim(width, 1, 1), one, Dim(rows, width, 0)
-            result, exact = unwritten((outer, width)), x.double().sum(1)
+            result, exact = unwritten((outer, width)), terms.sum(1)
             function = library.abele_sum_columns
         else:
             dims = one, Dim(outer, rows * width, 1), Dim(rows, width, 0), Dim(width, 1, 0)
-            result, exact = unwritten((outer,)), x.double().sum((1, 2))
+            result, exact = unwritten((outer,)), terms.sum((1, 2))
             function = library.abele_sum_rows
-        call(function, split, *dims, scale, x, *result, threads)
-        yield Case({"outer": outer, "rows": rows, "columns": width}, result, [scale * exact])
+        call(function, split, norm, *dims, scale, x, *result, threads_of(index))
+        exact = scale * (exact.sqrt() if norm else exact)
+        yield Case({"outer": outer, "rows": rows, "columns": width}, result, [exact])
 
 
 def _embeddings(library: ctypes.CDLL) -> Iterator[Case]:

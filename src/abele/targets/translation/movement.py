@@ -19,9 +19,9 @@ def options(node: torch.fx.Node) -> dict[str, Any]:
     return node.kwargs
 
 
-def dims_of(node: torch.fx.Node, rank: int) -> set[int]:
-    """Return the dimensions that a reduction operator reduces; by default all."""
-    dims = arguments(node)[1] if len(arguments(node)) > 1 else None
+def dims_of(node: torch.fx.Node, rank: int, at: int = 1) -> set[int]:
+    """Return the dimensions that a reduction operator has as an argument; by default all."""
+    dims = arguments(node)[at] if len(arguments(node)) > at else None
     dims = [dims] if isinstance(dims, int) else dims
     everything = set(range(rank))  # of a number there is none, though torch takes 0 and -1
     return {int(d) % rank for d in dims} if dims and rank else everything

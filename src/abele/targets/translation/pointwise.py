@@ -377,6 +377,7 @@ _ANY = {
     aten.maximum.default: ("abele::maximum({0}, {1})", 2),
     aten.minimum.default: ("abele::minimum({0}, {1})", 2),
     aten.clamp_min.default: ("abele::not_below({0}, {1})", 2),
+    aten.clamp_min.Tensor: ("abele::not_below({0}, {1})", 2),
     aten.clamp_max.default: ("abele::not_above({0}, {1})", 2),
 }
 

@@ -1,6 +1,8 @@
 """Emitted code reduces tensors as the interpreter does, and as accurately as torch."""
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch.linalg import vector_norm
 
 from helpers.emitted_operators import (  # noqa: F401 - tests of this module, too
     Case,
@@ -50,7 +52,25 @@ CASES = {
     "sums of 16 bits": Case(
         lambda x, y: (x.float().sum(0), y.float().mean(0), x.float().sum()), (NARROW, MANY.half())
     ),
+    "norms": Case(
+        lambda x: (
+            *(x.norm(), x.norm(dim=0), x.norm(dim=-1, keepdim=True), vector_norm(x, 2, (0, 1, 3))),
+            *(vector_norm(x.transpose(0, 2)), x[..., 1:].norm(dim=(1, 3)), x.double().norm()),
+            *((x * 0).norm(dim=1), (x / 0).norm(dim=2), (x * 1e30).norm(dim=3)),
+        ),
+        (X,),
+    ),
+    "gradients of norms": Case(
+        lambda x: (x.norm(), F.normalize(x, dim=1), F.cosine_similarity(x[0], x[1])), (X,), True
+    ),
+    "long norms": Case(lambda x: (x.norm(), x.norm(dim=1), x.t().norm(dim=0)), (WIDE,)),
+    "tall norms": Case(lambda x: (x.norm(dim=0), x.norm(), x[:, :3].norm(dim=0)), (TALL,)),
+    "norms that torch computes": Case(
+        lambda x: (x.norm(1), vector_norm(x, float("inf")), x[:1, :1, :1, 0].norm()),
+        (X,),
+        calls={"linalg_vector_norm.default": 3},
+    ),
 }
 
 
-ACCURATE = ("long sums", "tall sums", "sums of equal numbers")
+ACCURATE = ("long sums", "tall sums", "sums of equal numbers", "long norms", "tall norms")

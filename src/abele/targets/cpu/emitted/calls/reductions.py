@@ -1,8 +1,7 @@
-"""Sum and mean reductions as kernel calls."""
+"""Sums, means and Euclidean norms as kernel calls."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,40 +28,56 @@ _ONE: _Dim = (1, 0, 0)
 
 def sum_(translator: Any, node: torch.fx.Node) -> Any:
     """Translate ``aten.sum`` over some or all dimensions to a kernel call."""
-    return _reduced(translator, node, mean=False)
+    rank = arguments(node)[0].meta["val"].dim()
+    return _reduced(translator, node, dims_of(node, rank))
 
 
 def mean(translator: Any, node: torch.fx.Node) -> Any:
     """Translate ``aten.mean`` over some or all dimensions to a kernel call."""
-    return _reduced(translator, node, mean=True)
+    x, result = arguments(node)[0].meta["val"], node.meta["val"]
+    if not result.dtype.is_floating_point:
+        return None
+    scale = result.numel() / max(1, x.numel())
+    return _reduced(translator, node, dims_of(node, x.dim()), scale)
 
 
-def _reduced(translator: Any, node: torch.fx.Node, *, mean: bool) -> Any:
+def norm(translator: Any, node: torch.fx.Node) -> Any:
+    """Translate a Euclidean ``aten.linalg_vector_norm`` of float32 or float64 to a kernel call."""
+    x, result, order = arguments(node)[0].meta["val"], node.meta["val"], arguments(node)[1:2]
+    if order not in ((), (2,)) or {x.dtype, result.dtype} not in ({torch.float32}, {torch.float64}):
+        return None
+    if x.numel() == result.numel():  # the norm of one number, of which torch makes no square
+        return None
+    return _reduced(translator, node, dims_of(node, x.dim(), 2), norm=True)
+
+
+def _reduced(
+    translator: Any, node: torch.fx.Node, reduced: set[int], scale: float = 1, *, norm: bool = False
+) -> Any:
     place: Place = translator.places[arguments(node)[0]]
     result = translator.new_like(node)
-    if not place.size or not result.contiguous or (mean and not result.dtype.is_floating_point):
+    if not place.size or not result.contiguous:
         return None
-    reduced = dims_of(node, len(place.shape))
-    count = math.prod(place.shape[d] for d in reduced)
-    scale = 1 / count if mean else 1
-    if sum_text(place, result, reduced, scale) is None:
+    if sum_text(place, result, reduced, scale, norm=norm) is None:
         place = translator.contiguous(moved_last(place, reduced))
         reduced = set(range(len(place.shape) - len(reduced), len(place.shape)))
     groups = _groups(place, reduced)
     if result.dtype is torch.float32 and groups is not None and _is_of_columns(groups[1]):
         place = in_16_bits(translator, place)
-    translator.add(summed(place, result, reduced, scale))
+    translator.add(summed(place, result, reduced, scale, norm=norm))
     return result
 
 
-def summed(place: Place, result: Place, reduced: set[int], scale: float) -> StridedCall:
+def summed(
+    place: Place, result: Place, reduced: set[int], scale: float, *, norm: bool = False
+) -> StridedCall:
     """Return the call of a sum reduction.
 
     Arguments are those of ``sum_text``, whose result must not be None.
     """
 
     def form(reads: Sequence[Place], writes: Sequence[Place]) -> str:
-        text = sum_text(reads[0], writes[0], reduced, scale)
+        text = sum_text(reads[0], writes[0], reduced, scale, norm=norm)
         assert text is not None, "a contiguous tensor has two groups of dimensions"
         return text
 
@@ -76,7 +91,9 @@ def moved_last(place: Place, reduced: set[int]) -> Place:
     return Place(place.buffer, shape, stride, place.offset)
 
 
-def sum_text(place: Place, result: Place, reduced: set[int], scale: float) -> str | None:
+def sum_text(
+    place: Place, result: Place, reduced: set[int], scale: float, *, norm: bool = False
+) -> str | None:
     """Return the C++ call of a sum reduction, or None for unsupported strides.
 
     Args:
@@ -84,6 +101,7 @@ def sum_text(place: Place, result: Place, reduced: set[int], scale: float) -> st
         result: contiguous, with or without the reduced dimensions (of size 1).
         reduced: dimensions of ``place``.
         scale: factor of each sum.
+        norm: the root of the sum of squares, instead of the sum.
     """
     groups = _groups(place, reduced)
     if groups is None:
@@ -99,7 +117,7 @@ def sum_text(place: Place, result: Place, reduced: set[int], scale: float) -> st
     name = "sum_columns" if columns else "sum_rows"
     given = f"{dims}, {float(scale)!r}, {{0}}, {{1}}"
     types = {place.dtype, result.dtype}
-    return shared.call(name, most, (split,), given, of_floats=types == {torch.float32})
+    return shared.call(name, most, (split, norm), given, of_floats=types == {torch.float32})
 
 
 def _groups(place: Place, reduced: set[int]) -> tuple[_Dim, _Dim, _Dim, _Dim] | None:
@@ -111,6 +129,7 @@ def _groups(place: Place, reduced: set[int]) -> tuple[_Dim, _Dim, _Dim, _Dim] | 
     stay = _merged(
         [(place.shape[d], place.stride[d], result_stride[d]) for d in order if d in kept]
     )
+    order.sort(key=lambda d: -place.stride[d])
     away = _merged([(place.shape[d], place.stride[d], 0) for d in order if d in reduced])
     if len(stay) > 2 or len(away) > 2:
         return None
@@ -142,4 +161,5 @@ HANDLERS = {
     aten.sum.default: sum_,
     aten.mean.dim: mean,
     aten.mean.default: mean,
+    aten.linalg_vector_norm.default: norm,
 }
