@@ -37,6 +37,7 @@ from abele.functions.division import TRAINING, divide
 from abele.functions.frames import Frame, Frames, codes
 from abele.functions.guards import Guards
 from abele.functions.host import Host
+from abele.functions.optimizers import changed_names, numbers_of
 from abele.functions.prologue import Prologue, split
 from abele.functions.source import may_change_arguments
 from abele.functions.state import Changed, NotYetError, Reached, holds_tensors
@@ -175,7 +176,10 @@ class Function:
         self._batches, self._expands = list[Any](), False
         # Lines and names of the host's statements, and numbers whose values captures have read.
         self._lines, self._changed = dict[int, bool](), set[str]()
-        self._expected = frozenset[str]()  # names that the first call counts by
+        # Of the first call: names that it counts by, its arguments, and optimizers' numbers before.
+        self._expected = frozenset[str]()
+        self._first: tuple[list[Any], Any] = [], None
+        self._rates: list[tuple[torch.optim.Optimizer, list[Any]]] = []
         self._read = set[int | Place]()
         self._counters, self._defers = set[Place](), False
         self._lock = Lock()
@@ -343,13 +347,17 @@ class Function:
         return compiled.run(inputs)
 
     def _called_first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the function, and note by which names it counts: captures would find out later."""
+        """Call the function, and note which numbers change: captures would find out later."""
         code, reached = code_of(self._body), None
+        leaves, structure = _torch.flatten((args, kwargs))
+        self._first = [each if type(each) in NUMBERS else None for each in leaves], structure
         with contextlib.suppress(Exception):  # which the call or the capture will raise
             named = inspect.signature(self._body).bind(*args, **kwargs).arguments
             values = {n: v for n, v in named.items() if not isinstance(v, torch.Tensor)}
             frames = [Frame(code, cast("Any", self._body).__globals__, values)]
             reached = Reached(self._body, frames, ())
+            optimizers = [each for _, each in reached.optimizers.values()]
+            self._rates = [(each, numbers_of(each)) for each in optimizers]
         with self._frames.watching():
             result = self._body(*args, **kwargs)
         with contextlib.suppress(NotYetError):
@@ -443,6 +451,9 @@ class Function:
 
     def _promote(self) -> None:
         """Make numbers of optimizers slots, and tensors inputs, once they have changed."""
+        for optimizer, before in self._rates:
+            self._promoted[id(optimizer)] = changed_names(before, numbers_of(optimizer))
+        self._rates.clear()
         for program in self.programs:
             gradients = program.captured.gradients
             trained = {*map(id, gradients.kept), *map(id, gradients.emptied)}
@@ -457,22 +468,21 @@ class Function:
         Raises:
             _SplitError: a prologue has been split off instead.
         """
-        for program in self.programs[:1]:
-            differ = program.changed(args, kwargs)
-            while free := {k: v for k, v in differ.items() if k not in self._read}:
-                numbers = self._numbers(free)
-                with contextlib.suppress(Exception):  # then something reads their values
-                    return self._divided(args, kwargs, numbers)
-                self._split(args, kwargs)
-                if not numbers.read:
-                    break
-                self._read |= numbers.read if numbers.decides else set()
-            if differ:
-                self._split(args, kwargs)
-        known = dict(self._lines), {*self._changed}
-        if self._expected:
-            self._changed |= self._expected
-            self._expected = frozenset[str]()
+        known, expected = (dict(self._lines), {*self._changed}), self._expected
+        self._changed, self._expected = self._changed | expected, frozenset[str]()
+        found = [program.changed(args, kwargs) for program in self.programs[:1]]
+        differ = found[0] if found else self._changed_since_first(args, kwargs)
+        while free := {k: v for k, v in differ.items() if k not in self._read}:
+            numbers = self._numbers(free)
+            with contextlib.suppress(Exception):  # then something reads their values
+                return self._divided(args, kwargs, numbers)
+            self._split(args, kwargs)
+            if not numbers.read:
+                break
+            self._read |= numbers.read if numbers.decides else set()
+        if differ:
+            self._split(args, kwargs)
+        if expected:
             with contextlib.suppress(Exception):  # then its later calls may do something else
                 return self._divided(args, kwargs, self._numbers({}))
             self._lines, self._changed = dict(known[0]), {*known[1]}
@@ -487,6 +497,14 @@ class Function:
                 self._split(args, kwargs)
                 raise
             return compiled
+
+    def _changed_since_first(self, args: Any, kwargs: Any) -> dict[int | Place, Any]:
+        """Return the numbers among arguments that differ from those of the first call."""
+        (before, expected), (leaves, structure) = self._first, _torch.flatten((args, kwargs))
+        if self._expands or structure != expected:
+            return {}
+        pairs = enumerate(zip(before, leaves, strict=True))
+        return {i: b for i, (a, b) in pairs if type(a) is type(b) and a != b and a is not None}
 
     def _numbers(self, free: Mapping[int | Place, Any]) -> Slots:
         """Return the slots of numbers that a capture is not to depend on."""

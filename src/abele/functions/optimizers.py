@@ -36,7 +36,7 @@ StandIn = Callable[[torch.Tensor], torch.Tensor]
 # Update rules that torch computes with other roundings for lists of tensors.
 _OTHER_BITS_FOR_EACH = frozenset({"asgd", "nadam", "radam"})
 _Group = dict[str, Any]
-_UNCHANGED: tuple[set[str], set[str]] = (set(), set())
+_UNCHANGED: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
 
 
 @dataclasses.dataclass
@@ -136,16 +136,14 @@ class Numbers:
         pairs = zip(now, self._entries, strict=True)
         return all(a is b or (not isinstance(a, torch.Tensor) and a == b) for a, b in pairs)
 
-    def changed(self) -> tuple[set[str], set[str]]:
+    def changed(self) -> tuple[frozenset[str], frozenset[str]]:
         """Return the names of arguments that have changed: slots, and others."""
         now = numbers_of(self.optimizer, self.free)
         if not self.steps or now == self.seen:
             return _UNCHANGED
         if [*map(list, now)] != [*map(list, self.seen)]:
-            return set(), {"param_groups"}
-        pairs = list(zip(self.seen, now, strict=True))
-        found = [(n, a.get(n), b.get(n)) for a, b in pairs for n in {**a, **b}]
-        names = {n for n, a, b in found if type(a) is not type(b) or a != b}
+            return frozenset(), frozenset({"param_groups"})
+        names = changed_names(self.seen, now)
         return names & self.variable, names - self.variable
 
     def follow(self, write: Callable[[str, float], None]) -> None:
@@ -165,12 +163,21 @@ def _kinds_of(kind: Any) -> Iterator[Any]:
         yield from _kinds_of(each)
 
 
-def numbers_of(optimizer: torch.optim.Optimizer, free: frozenset[Any]) -> list[_Group]:
+def numbers_of(
+    optimizer: torch.optim.Optimizer, free: frozenset[Any] = frozenset()
+) -> list[_Group]:
     """Return each parameter group without its parameters, and without numbers at given places."""
     return [
         {k: tuple(v) if k in PAIRS else v for k, v in _fixed(group, free).items() if k != "params"}
         for group in optimizer.param_groups
     ]
+
+
+def changed_names(before: list[_Group], now: list[_Group]) -> frozenset[str]:
+    """Return the names of arguments that differ between the parameter groups of two times."""
+    pairs = zip(before, now, strict=False)
+    found = [(n, a.get(n), b.get(n)) for a, b in pairs for n in {**a, **b}]
+    return frozenset(n for n, a, b in found if type(a) is not type(b) or a != b)
 
 
 def _fixed(group: _Group, free: frozenset[Any]) -> _Group:

@@ -265,7 +265,7 @@ def test_values_among_the_arguments(wrap):
     return lambda i: step(dict(zip("xy", batch(i), strict=True)), scale=1.0 + i // 3), lambda: task
 
 
-@compiles(programs=2)
+@compiles(programs=1)
 def test_a_number_that_nothing_computes_with_needs_no_more_programs(wrap):
     task, seen = Task(), []
 

@@ -124,7 +124,7 @@ def test_scalars_of_numpy(kind):
 
         return lambda i: step(*batch(i), kind(i * 1.7)), lambda: task
 
-    compiles(programs=2)(build)()
+    compiles(programs=1)(build)()
 
 
 @stays_eager(match="computes with the elements of an array")

@@ -49,7 +49,7 @@ test_the_rate_of_a_step_that_is_an_argument = compiles(calls=12)(by_argument)
 test_the_rate_on_the_processor = pytest.mark.compiler(compiles(calls=7, target="cpu")(by_argument))
 
 
-@compiles(programs=2, calls=12)
+@compiles(programs=1, calls=12)
 def test_the_rate_of_a_counter_of_the_object(wrap):
     class Trainer(Task):
         def __init__(self):
