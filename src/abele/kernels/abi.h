@@ -457,8 +457,9 @@ ABELE_API int abele_channel_gradients(int64_t begin, int64_t end, int64_t sample
                                       const float* grad, const float* x, const float* mean,
                                       const float* rstd, float* grad_weight, float* grad_bias);
 
-// Softmax over the middle of outer x size x inner; with `log` its logarithm. Backward takes the result.
-ABELE_API int abele_softmax(int log, int64_t outer, int64_t size, int64_t inner, const float* x,
+// Softmax over the middle of outer x size x inner; of kind 1, and with `log`, its logarithm; of kind 2
+// zero where all numbers are minus infinity. Backward takes the result.
+ABELE_API int abele_softmax(int kind, int64_t outer, int64_t size, int64_t inner, const float* x,
                             float* y, int threads);
 ABELE_API int abele_softmax_backward(int log, int64_t outer, int64_t size, int64_t inner,
                                      const float* grad, const float* y, float* grad_x,

@@ -21,11 +21,15 @@ inline float largest_number(Index n, const float* x) {
   return lanes[0];
 }
 
-// Softmax over the middle of outer x size x inner; with `log` its logarithm.
-template <bool log>
+// Softmax over the middle of outer x size x inner; LOG: its logarithm; SAFE: 0 where all are -inf.
+enum Softmax { PLAIN, LOG, SAFE };
+inline float shift_of(int kind, float largest) {
+  return kind == SAFE && largest == -std::numeric_limits<float>::infinity() ? 0.0f : largest;
+}
+template <int kind>
 inline void softmax_row(Index size, const float* x, float* y) {
-  const float largest = largest_number(size, x);  // NaN reaches all results through their sum
-  if (log) {
+  const float largest = shift_of(kind, largest_number(size, x));  // the sum of all has NaN, too
+  if (kind == LOG) {
     const float total = sum_of(size, [=](Index i) { return exp_up_to_88(x[i] - largest); });
     const float shift = std::log(total);
 #pragma GCC ivdep
@@ -34,35 +38,39 @@ inline void softmax_row(Index size, const float* x, float* y) {
 #pragma GCC ivdep
     for (Index i = 0; i < size; ++i) y[i] = exp_up_to_88(x[i] - largest);
     const float total = sum_of(size, [=](Index i) { return y[i]; });
+    if (kind == SAFE && total == 0.0f) return;
 #pragma GCC ivdep
     for (Index i = 0; i < size; ++i) y[i] /= total;
   }
 }
 
 // The same for up to COLUMNS neighbours at once, each of `size` elements `inner` apart.
-template <bool log>
+template <int kind>
 inline void softmax_columns(Index size, Index inner, Index width, const float* x, float* y) {
   float largest[COLUMNS], total[COLUMNS] = {};
   for (Index k = 0; k < width; ++k) largest[k] = x[k];
   for (Index i = 1; i < size; ++i)
     for (Index k = 0; k < width; ++k) largest[k] = maximum(largest[k], x[i * inner + k]);
+  for (Index k = 0; k < width; ++k) largest[k] = shift_of(kind, largest[k]);
   for (Index i = 0; i < size; ++i)
 #pragma GCC ivdep
     for (Index k = 0; k < width; ++k) {
       const float value = exp_up_to_88(x[i * inner + k] - largest[k]);
       total[k] += value;
-      if (!log) y[i * inner + k] = value;
+      if (kind != LOG) y[i * inner + k] = value;
     }
-  for (Index k = 0; k < width; ++k) total[k] = log ? abele::log(total[k]) : 1.0f / total[k];
+  for (Index k = 0; k < width; ++k)
+    if (kind != SAFE || total[k] != 0.0f)
+      total[k] = kind == LOG ? abele::log(total[k]) : 1.0f / total[k];
   for (Index i = 0; i < size; ++i)
 #pragma GCC ivdep
     for (Index k = 0; k < width; ++k) {
       const Index at = i * inner + k;
-      y[at] = log ? x[at] - largest[k] - total[k] : y[at] * total[k];
+      y[at] = kind == LOG ? x[at] - largest[k] - total[k] : y[at] * total[k];
     }
 }
 
-template <int most, bool log>
+template <int most, int kind>
 inline void softmax(Index outer, Index size, Index inner, const float* x, float* y, int threads) {
   const Index chunks = (inner + COLUMNS - 1) / COLUMNS;
   share<most>(outer * chunks, threads, [=](Index begin, Index end) {
@@ -70,9 +78,9 @@ inline void softmax(Index outer, Index size, Index inner, const float* x, float*
       const Index first = task % chunks * COLUMNS, at = task / chunks * size * inner + first;
       const Index width = inner - first < COLUMNS ? inner - first : COLUMNS;
       if (inner == 1)
-        softmax_row<log>(size, x + at, y + at);
+        softmax_row<kind>(size, x + at, y + at);
       else
-        softmax_columns<log>(size, inner, width, x + at, y + at);
+        softmax_columns<kind>(size, inner, width, x + at, y + at);
     }
   });
 }

@@ -74,9 +74,11 @@ int abele_channel_gradients(int64_t begin, int64_t end, int64_t samples, int64_t
   return ABELE_OK;
 }
 
-int abele_softmax(int log, int64_t outer, int64_t size, int64_t inner, const float* x, float* y,
+int abele_softmax(int kind, int64_t outer, int64_t size, int64_t inner, const float* x, float* y,
                   int threads) {
-  const auto softmax = log ? abele::softmax<ANY, true> : abele::softmax<ANY, false>;
+  const auto softmax = kind == abele::PLAIN ? abele::softmax<ANY, abele::PLAIN>
+                       : kind == abele::LOG ? abele::softmax<ANY, abele::LOG>
+                                            : abele::softmax<ANY, abele::SAFE>;
   softmax(outer, size, inner, x, y, threads);
   return ABELE_OK;
 }

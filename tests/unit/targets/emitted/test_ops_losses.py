@@ -26,6 +26,7 @@ MANY, OTHERS = torch.randn(2, 90000, generator=G)
 ODD = torch.tensor(
     [[0.0, math.inf, 1.0], [math.nan, 1.0, 2.0], [-math.inf] * 3, [-0.0, -math.inf, 5]]
 )
+safe_softmax = torch.ops.aten._safe_softmax
 ROWS = torch.randint(0, 10, (3, 8), generator=G)
 KINDS = ("none", "mean", "sum")
 
@@ -65,7 +66,7 @@ CASES = {
         f"{f.__name__} over {dim}": Case(
             lambda x, y, f=f, d=dim: f(x, d) * y, (values, Y), True, rtol=1e-5, atol=1e-4
         )
-        for f in (torch.softmax, torch.log_softmax)
+        for f in (torch.softmax, torch.log_softmax, safe_softmax)
         for dim in (0, 1, 2)
         for values in (X,)
     },
@@ -74,6 +75,9 @@ CASES = {
     ),
     "odd logits": Case(
         lambda x: (x.softmax(1), x.log_softmax(-1), x.softmax(0), x.log_softmax(0)), (ODD,)
+    ),
+    "odd logits, of which all may be masked": Case(
+        lambda x: [safe_softmax(each, dim) for each in (x, x.t()) for dim in (0, 1)], (ODD,)
     ),
     **{
         f"cross entropy {kind}": Case(

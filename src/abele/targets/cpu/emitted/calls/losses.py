@@ -22,12 +22,12 @@ _LABELS_PER_THREAD = 4096
 _COLUMNS = 64
 
 
-def softmax(log: bool) -> Handler:
-    """Return a handler that translates ``aten._softmax`` or ``aten._log_softmax``."""
+def softmax(kind: int) -> Handler:
+    """Return a handler that translates a softmax to a kernel call; kinds are those of ``abi.h``."""
 
     def handler(translator: Any, node: torch.fx.Node) -> Any:
-        x, dim, _ = arguments(node)
-        return _softmax(translator, node, "softmax", log, [translator.places[x]], dim)
+        x, dim, *_ = arguments(node)
+        return _softmax(translator, node, "softmax", kind, [translator.places[x]], dim)
 
     return handler
 
@@ -44,7 +44,7 @@ def softmax_backward(log: bool) -> Handler:
 
 
 def _softmax(
-    translator: Any, node: torch.fx.Node, name: str, log: bool, reads: list[Place], dim: int
+    translator: Any, node: torch.fx.Node, name: str, kind: int, reads: list[Place], dim: int
 ) -> Any:
     if any(p.dtype is not torch.float32 or not p.size or not p.shape for p in reads):
         return None
@@ -55,7 +55,7 @@ def _softmax(
     result = translator.new(reads[0].shape, torch.float32)
     most = max(1, min(outer * -(-inner // _COLUMNS), result.size // _FLOATS_PER_THREAD))
     pointers = ", ".join(f"{{{i}}}" for i in range(len(reads) + 1))
-    text = shared.call(name, most, (log,), f"{outer}, {size}, {inner}, {pointers}")
+    text = shared.call(name, most, (kind,), f"{outer}, {size}, {inner}, {pointers}")
     translator.add(Call(reads, [result], text))
     return result
 
@@ -190,8 +190,9 @@ _SMOOTH_SLOPE = (
 _ENTROPY_SLOPE = "({0} * {3} * ({1} - {2}) / abele::maximum((1 - {1}) * {1}, 1e-12f))"
 
 HANDLERS = {
-    aten._softmax.default: softmax(log=False),
-    aten._log_softmax.default: softmax(log=True),
+    aten._softmax.default: softmax(0),
+    aten._log_softmax.default: softmax(1),
+    aten._safe_softmax.default: softmax(2),
     aten._softmax_backward_data.default: softmax_backward(log=False),
     aten._log_softmax_backward_data.default: softmax_backward(log=True),
     aten.nll_loss_forward.default: nll_loss,

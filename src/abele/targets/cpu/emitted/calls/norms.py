@@ -84,11 +84,14 @@ def layer_norm(translator: Any, node: torch.fx.Node) -> Any:
     x = translator.contiguous(x)
     size = math.prod(shape)
     rows = x.size // max(size, 1)
-    if not _are_floats(x, weight, bias) or (weight is None) != (bias is None):
+    if not _are_floats(x, weight, bias) or (weight is None and bias is not None):
         return None
+    if weight is not None and bias is None:  # of minus zero, which changes no sum
+        bias = translator.new(weight.shape, weight.dtype)
+        translator.pointwise([-0.0], "{0}".format, bias)
     x = in_16_bits(translator, x)
     results = [_fresh(translator, each) for each in node.meta["val"]]
-    weights = [] if weight is None else [_dense(translator, each) for each in (weight, bias)]
+    weights = [_dense(translator, each) for each in (weight, bias) if each is not None]
     pointers = "{1}, {2}, {3}, {4}, {5}" if weights else "nullptr, nullptr, {1}, {2}, {3}"
     given = f"{rows}, {size}, {float(eps)!r}f, {{0}}, {pointers}"
     form = _typed("layer_norm", _workers(rows, x.size), (bool(weights),), given)
