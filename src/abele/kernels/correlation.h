@@ -6,9 +6,6 @@
 // register block.
 #pragma once
 
-#include <array>
-#include <utility>
-
 #include "images.h"
 #include "pooled_lanes.h"
 
@@ -152,13 +149,8 @@ void correlate_tile(const Tile& t) {
 }
 
 using TileKernel = void (*)(const Tile&);
-template <int... I>
-constexpr auto tile_kernels(std::integer_sequence<int, I...>) {
-  return std::array<TileKernel, sizeof...(I)>{
-      correlate_tile<I / MAX_COLS + 1, I % MAX_COLS + 1>...};
-}
-constexpr auto TILE_KERNELS =
-    tile_kernels(std::make_integer_sequence<int, MAX_ROWS * MAX_COLS>());
+constexpr auto TILE_KERNELS = table_of<MAX_ROWS * MAX_COLS>(
+    [](auto i) -> TileKernel { return correlate_tile<i / MAX_COLS + 1, i % MAX_COLS + 1>; });
 
 // One block of output channels on one group of rows, and their way back into NCHW.
 struct CorrelationTask {

@@ -32,11 +32,8 @@ void few_rows_tile(Index k, const float* __restrict a, const float* __restrict b
 }
 
 using FewRowsTile = void (*)(Index, const float*, const float*, Index, float*, bool);
-template <int... I>
-constexpr std::array<FewRowsTile, sizeof...(I)> few_rows_tiles(std::integer_sequence<int, I...>) {
-  return {&few_rows_tile<I + 1>...};
-}
-constexpr auto FEW_ROWS_TILES = few_rows_tiles(std::make_integer_sequence<int, AT_ONCE>());
+constexpr auto FEW_ROWS_TILES =
+    table_of<AT_ONCE>([](auto i) -> FewRowsTile { return few_rows_tile<i + 1>; });
 
 // Rows of a as lanes, [inner][LANES] for each vector of them; lanes without a row are zero.
 inline void pack_lanes(Matrix a, Index rows, Index inner, float* to) {

@@ -9,8 +9,10 @@
 #endif
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "calls.h"
 #include "half.h"
@@ -26,6 +28,16 @@
 
 namespace abele {
 inline namespace ABELE_LENGTH {
+
+// The array of make(0), make(1), ..., make(count - 1), whose arguments are known to the compiler.
+template <class Make, int... i>
+constexpr auto table_of(Make make, std::integer_sequence<int, i...>) {
+  return std::array{make(std::integral_constant<int, i>())...};
+}
+template <int count, class Make>
+constexpr auto table_of(Make make) {
+  return table_of(make, std::make_integer_sequence<int, count>());
+}
 
 #if defined(ABELE_HALF_REGISTERS)
 constexpr int LANES = 8, REGISTERS = 32;

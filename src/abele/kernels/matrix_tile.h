@@ -5,9 +5,6 @@
 // The order of a sum follows from k alone: how rows and columns are cut does not change its bits.
 #pragma once
 
-#include <array>
-#include <utility>
-
 #include "lanes.h"
 
 namespace abele {
@@ -87,12 +84,10 @@ void multiply_tile(const MatrixTile& tile) {
 }
 
 using MatrixKernel = void (*)(const MatrixTile&);
-template <int COLS, int... I>
-constexpr auto matrix_kernels(std::integer_sequence<int, I...>) {
-  return std::array<MatrixKernel, sizeof...(I)>{multiply_tile<I + 1, COLS>...};
-}
-constexpr auto HIGH_KERNELS = matrix_kernels<1>(std::make_integer_sequence<int, HIGH_ROWS>());
-constexpr auto WIDE_KERNELS = matrix_kernels<2>(std::make_integer_sequence<int, TILE_ROWS>());
+constexpr auto HIGH_KERNELS =
+    table_of<HIGH_ROWS>([](auto i) -> MatrixKernel { return multiply_tile<i + 1, 1>; });
+constexpr auto WIDE_KERNELS =
+    table_of<TILE_ROWS>([](auto i) -> MatrixKernel { return multiply_tile<i + 1, 2>; });
 
 // All rows of a block, for `cols` registers of columns; `t` is its first tile.
 inline void multiply_rows(MatrixTile t, Index rows, Index cols) {

@@ -5,9 +5,6 @@
 // vectors. What they compute between the end of a row and the begin of the next is dropped.
 #pragma once
 
-#include <array>
-#include <utility>
-
 #include "conv.h"
 #include "images.h"
 
@@ -84,13 +81,8 @@ void correlate(const Tile& t) {
 }
 
 using TileKernel = void (*)(const Tile&);
-template <int... I>
-constexpr auto tile_kernels(std::integer_sequence<int, I...>) {
-  return std::array<TileKernel, sizeof...(I)>{
-      correlate<I / MAX_VECTORS + 1, I % MAX_VECTORS + 1>...};
-}
-constexpr auto TILE_KERNELS =
-    tile_kernels(std::make_integer_sequence<int, MAX_OUT * MAX_VECTORS>());
+constexpr auto TILE_KERNELS = table_of<MAX_OUT * MAX_VECTORS>(
+    [](auto i) -> TileKernel { return correlate<i / MAX_VECTORS + 1, i % MAX_VECTORS + 1>; });
 
 // Outputs of a convolution of stride 1, from padded planes.
 struct Plan {
@@ -193,20 +185,11 @@ void correlate_taps(const Taps& t, Vec* totals) {
 }
 
 using TapsKernel = void (*)(const Taps&, Vec*);
-template <int I>
-constexpr TapsKernel taps_kernel() {
-  constexpr int out = I / MAX_TAPS + 1, taps = I % MAX_TAPS + 1;
-  if constexpr (out <= max_channels_for(taps))
-    return correlate_taps<out, taps>;
-  else
-    return nullptr;
-}
-template <int... I>
-constexpr auto taps_kernels(std::integer_sequence<int, I...>) {
-  return std::array<TapsKernel, sizeof...(I)>{taps_kernel<I>()...};
-}
-constexpr auto TAPS_KERNELS =
-    taps_kernels(std::make_integer_sequence<int, MAX_OUT * MAX_TAPS>());
+constexpr auto TAPS_KERNELS = table_of<MAX_OUT * MAX_TAPS>([](auto i) -> TapsKernel {
+  constexpr int out = i / MAX_TAPS + 1, taps = i % MAX_TAPS + 1;
+  if constexpr (out <= max_channels_for(taps)) return correlate_taps<out, taps>;
+  return nullptr;
+});
 
 // Sums over the pixels of some images, whose gradients begin at `grads` and inputs at `images`.
 struct Weights {

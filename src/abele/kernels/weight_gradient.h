@@ -1,9 +1,6 @@
 // The gradients of the weights and the bias: sums over pixels in registers, over lanes at the end.
 #pragma once
 
-#include <array>
-#include <utility>
-
 #include "conv.h"
 #include "images.h"
 
@@ -52,20 +49,11 @@ void correlate_taps(const Taps& t, Index y0, Index y1, Vec* totals) {
 }
 
 using TapsKernel = void (*)(const Taps&, Index, Index, Vec*);
-template <int I>
-constexpr TapsKernel taps_kernel() {
-  constexpr int rows = I / MAX_TAPS + 1, taps = I % MAX_TAPS + 1;
-  if constexpr (rows <= max_channels_for(taps))
-    return correlate_taps<rows, taps>;
-  else
-    return nullptr;
-}
-template <int... I>
-constexpr auto taps_kernels(std::integer_sequence<int, I...>) {
-  return std::array<TapsKernel, sizeof...(I)>{taps_kernel<I>()...};
-}
-constexpr int TAPS_BLOCKS = MAX_CHANNELS * MAX_TAPS;
-constexpr auto TAPS_KERNELS = taps_kernels(std::make_integer_sequence<int, TAPS_BLOCKS>());
+constexpr auto TAPS_KERNELS = table_of<MAX_CHANNELS * MAX_TAPS>([](auto i) -> TapsKernel {
+  constexpr int rows = i / MAX_TAPS + 1, taps = i % MAX_TAPS + 1;
+  if constexpr (rows <= max_channels_for(taps)) return correlate_taps<rows, taps>;
+  return nullptr;
+});
 
 struct WeightGradient {
   const Conv& conv;
