@@ -8,7 +8,8 @@ from torch.nn import functional as F  # noqa: N812 - torch's own convention
 
 from abele.errors import CorruptExecutable
 from abele.kernels import binding
-from abele.ops import adam, norm_activation, sgd
+from abele.ops import norm_activation
+from abele.ops.fused_updates import adam, sgd
 from abele.targets.cpu.op_by_op import norms, updates
 from helpers.kernel_library import NEEDS_COMPILER
 
@@ -212,7 +213,7 @@ def test_adam_is_the_rule(own, decay, dtype):
         columns[1] = [each.to(dtype) for each in columns[1]]
     steps = [torch.tensor(float(k), dtype=torch.float64) for k in (0, 3, 100)]
     settings = torch.tensor([1e-3, 0.9, 0.999, 1e-8, decay, 4.0], dtype=torch.float64).unbind()
-    expected = adam.update(*columns, steps, *settings)
+    expected = adam(*columns, steps, *settings)
     actual = updates.adam_update(own, False, *columns, steps, *settings)
     for value, wanted in zip(actual, expected, strict=True):
         tolerance = 1e-6 if value.dtype is not dtype else max(1e-6, torch.finfo(dtype).eps)
@@ -229,7 +230,7 @@ def test_sgd_is_the_rule(own, decay, nesterov):
     columns = [[torch.randn(shape) for shape in sizes] for _ in range(3)]
     settings = torch.tensor([1e-2, 0.9, 0.8, decay, nesterov], dtype=torch.float64).unbind()
     before = [each.clone() for column in columns for each in column]
-    expected = sgd.update(*columns, *settings)
+    expected = sgd(*columns, *settings)
     actual = updates.sgd_update(own, False, *columns, *settings)
     for value, wanted in zip(actual, expected, strict=True):
         torch.testing.assert_close(value, wanted, rtol=1e-6, atol=1e-6)  # terms up to 4

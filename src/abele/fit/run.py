@@ -12,7 +12,8 @@ import torch
 from abele import arena, cpython
 from abele.compilation.build import lowered_for
 from abele.fit.estimate import Estimate, Interval, Moment, Part, Work
-from abele.ops import adam, norm_activation, recurrent, sgd
+from abele.ops import norm_activation, recurrent
+from abele.ops.fused_updates import adam, sgd
 from abele.program import Program, Role, is_getitem, is_view
 from abele.program.core import node_phase
 from abele.program.memory import MemoryUse, Piece, state_bytes
@@ -381,8 +382,8 @@ _NOTHING: set[Any] = {
     aten.full.default,
     aten.copy_.default,
     aten._to_copy.default,
-    adam.update,
-    sgd.update,
+    adam,
+    sgd,
     norm_activation.forward,
     norm_activation.backward,
     norm_activation.evaluation,

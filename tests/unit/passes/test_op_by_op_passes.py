@@ -9,7 +9,8 @@ from torch import nn
 
 from abele import passes
 from abele.capture import capture
-from abele.ops import adam, memory_layout, norm_activation, sgd
+from abele.ops import memory_layout, norm_activation
+from abele.ops.fused_updates import adam, sgd
 from abele.passes.of_lowerings.channels_last import channels_last
 from abele.passes.of_lowerings.convolutions import pointwise_before_upsampling
 from abele.passes.of_lowerings.fused_sums import fused_sums
@@ -82,7 +83,7 @@ def test_fused_adam_computes_the_rule():
         rule = rule_for(model, "adam", variable=variable, **settings)
         plain = run(started(model, batches[0], rule)[0], batches)
         session, _ = started(model, batches[0], rule, target=lowered_by(fused_adam))
-        assert targets(session.executable.programs[0]).count(adam.update) == 1
+        assert targets(session.executable.programs[0]).count(adam) == 1
         assert_close_by_norm(run(session, batches), plain, 1e-6)
 
 
@@ -96,7 +97,7 @@ def test_fused_adam_divides_and_rounds_16_bits_itself(dtype):
         model, batches[0], rule, target=lowered_by(computed_in_float32, fused_adam)
     )
     nodes = session.executable.programs[0].graph.graph.nodes
-    [update] = [node for node in nodes if node.target is adam.update]
+    [update] = [node for node in nodes if node.target is adam]
     assert {each.meta["val"].dtype for column in update.args[:2] for each in column} == {dtype}
     assert_close_by_norm(run(session, batches), run(apart, batches), 1e-4)
 
@@ -109,7 +110,7 @@ def test_an_adam_that_is_another_one_stays():
         before = passes.run(captured(model, events(1)[0], rule=rule).programs[0])
         after = fused_adam(before).verify()
         # Coupled decay only changes the gradient; without corrections it is another computation.
-        assert (adam.update in targets(after)) is ("weight_decay" in settings)
+        assert (adam in targets(after)) is ("weight_decay" in settings)
 
 
 _SLOTS = ("lr", "momentum", "dampening", "weight_decay")
@@ -124,7 +125,7 @@ def test_fused_sgd_computes_the_rule(nesterov, variable):
     rule = rule_for(model, "sgd", variable=variable, **values)
     plain = run(started(model, batches[0], rule)[0], batches)
     session, _ = started(model, batches[0], rule, target=lowered_by(fused_sgd))
-    assert targets(session.executable.programs[0]).count(sgd.update) == 1
+    assert targets(session.executable.programs[0]).count(sgd) == 1
     assert_close_by_norm(run(session, batches), plain, 1e-6)
 
 
@@ -149,7 +150,7 @@ def test_sgd_of_two_groups_has_a_call_for_each():
     )
     rule = dataclasses.replace(rule, groups=groups)
     program = passes.run(captured(model, (torch.ones(2, 4),), rule=rule).programs[0])
-    assert targets(fused_sgd(program).verify()).count(sgd.update) == 2
+    assert targets(fused_sgd(program).verify()).count(sgd) == 2
 
 
 @pytest.mark.parametrize(("values", "dtype"), [({"momentum": 0.0}, None), ({}, torch.half)])
@@ -157,7 +158,7 @@ def test_an_sgd_that_is_another_one_stays(values, dtype):
     model = Linears().to(dtype)
     rule = rule_for(model, "sgd", **{"momentum": 0.9, **values})
     step = captured(model, (torch.ones(2, 4, dtype=dtype),), rule=rule).programs[0]
-    assert sgd.update not in targets(fused_sgd(passes.run(step)).verify())
+    assert sgd not in targets(fused_sgd(passes.run(step)).verify())
 
 
 class Pulled(torch.autograd.Function):
@@ -186,7 +187,7 @@ def test_a_gradient_that_looks_like_momentum_is_none():
     model = Model()
     rule = rule_for(model, "sgd", momentum=0.0)
     program = passes.run(captured(model, (torch.ones(4),), rule=rule).programs[0])
-    assert sgd.update not in targets(fused_sgd(program).verify())
+    assert sgd not in targets(fused_sgd(program).verify())
 
 
 def updated(gradient, read=None):
@@ -195,7 +196,7 @@ def updated(gradient, read=None):
     p, q, grad, v, w = (graph.placeholder(name) for name in ("p", "q", "grad", "v", "w"))
     made = gradient(graph, q, grad)
     seen = [] if read is None else [read(graph, q)]
-    node = graph.call_function(sgd.update, ([p, q], [made, grad], [v, w], *[0.0] * 5))
+    node = graph.call_function(sgd, ([p, q], [made, grad], [v, w], *[0.0] * 5))
     for index, each in enumerate((p, q, v, w)):
         result = graph.call_function(operator.getitem, (node, index))
         graph.call_function(aten.copy_.default, (each, result))

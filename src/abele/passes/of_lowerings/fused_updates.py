@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from abele.ops import adam, sgd
+from abele.ops.fused_updates import adam, sgd
 from abele.passes._edit import editable, finished
 from abele.program import Program
 from abele.program.aliasing import erase_dead_nodes, stays_in_program
@@ -140,7 +140,7 @@ def _slot(number: Number, origin: _Node) -> _Node:
 
 def fused_adam(program: Program) -> Program:
     """Fuse Adam updates of parameters with one type and the same hyper-parameters."""
-    return joined(program, adam.update, _match_adam)
+    return joined(program, adam, _match_adam)
 
 
 def _match_adam(param: _Node, new: _Node) -> Update:
@@ -227,7 +227,7 @@ def _decay(left: Any, param: _Node, rate: _Node) -> Number:
 
 def fused_sgd(program: Program) -> Program:
     """Fuse momentum SGD updates of float32 parameters with the same hyper-parameters."""
-    return joined(program, sgd.update, _match_sgd)
+    return joined(program, sgd, _match_sgd)
 
 
 def _match_sgd(param: _Node, new: _Node) -> Update:

@@ -10,7 +10,7 @@ import torch
 
 from abele.kernels.binding import Adam, AdamTensor, Sgd, SgdTensor, threads_for
 from abele.kernels.on_tensors import dense
-from abele.ops import adam, sgd
+from abele.ops.fused_updates import adam, sgd
 from abele.program import is_getitem
 from abele.program.aliasing import aliases_of_calls
 from abele.targets.cpu.op_by_op.kernels import of_library
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 _Node = torch.fx.Node
 
 # How many lists of tensors an update takes; the second has the gradients, the others change.
-_LISTS: dict[Any, int] = {adam.update: 5, sgd.update: 3}
+_LISTS: dict[Any, int] = {adam: 5, sgd: 3}
 # The types of parameters and gradients by their numbers in abi.h.
 _TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -116,4 +116,4 @@ def _threads(library: ctypes.CDLL, params: list[torch.Tensor]) -> int:
     return threads_for(library, sum(each.numel() for each in params))
 
 
-UPDATES = (of_library(adam.update, "adam", adam_update), of_library(sgd.update, "sgd", sgd_update))
+UPDATES = (of_library(adam, "adam", adam_update), of_library(sgd, "sgd", sgd_update))
