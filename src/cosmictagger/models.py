@@ -365,19 +365,28 @@ def _noted(planes: Any, seen: Seen) -> Any:
     return planes
 
 
-class Level(nn.Module):
-    """A U-Net level: encoder and decoder blocks of a size, with all smaller levels inside."""
+class _Level(nn.Module):
+    """Encoder and decoder blocks of a size, with all smaller levels inside."""
+
+    dimensions: Dimensions
 
     def __init__(self, network: Network, level: int):
         super().__init__()
+        kind, count = self.dimensions, network.blocks_per_layer
         filters, filters_below = network.filters(level), network.filters(level + 1)
-        count = network.blocks_per_layer
-        self.down_blocks = BlockSeries(network, count, filters)
-        self.downsample = down(network, IMAGES, filters, filters_below)
-        self.main_module = _below(network, level + 1)
-        self.upsample = up(network, IMAGES, filters_below, filters)
-        self.up_blocks = BlockSeries(network, count, filters)
-        self.connection = connection(network, IMAGES, filters)
+        blocks = BlockSeries if kind is IMAGES else series
+        self.down_blocks = blocks(network, count, filters)
+        self.downsample = down(network, kind, filters, filters_below)
+        self.main_module = _below(network, level + 1, kind)
+        self.upsample = up(network, kind, filters_below, filters)
+        self.up_blocks = blocks(network, count, filters)
+        self.connection = connection(network, kind, filters)
+
+
+class Level(_Level):
+    """A level of the U-Net of separate planes."""
+
+    dimensions = IMAGES
 
     def forward(self, planes: Planes, seen: Seen = None) -> Planes:
         """Apply the level to three ``[B, C, h, w]`` planes; keeps the shapes. Skip: the input."""
@@ -397,7 +406,7 @@ class UResNet(nn.Module):
         super().__init__()
         filters = network.n_initial_filters
         self.initial_convolution = Block(network, IMAGES, 1, filters, (5, 5))
-        self.net_core = _below(network, 0)
+        self.net_core = _below(network, 0, IMAGES)
         self.final_layer = BlockSeries(network, network.blocks_final, filters)
         self.bottleneck = nn.Conv2d(filters, CLASSES, kernel_size=1, bias=network.bias)
         self.apply(_initialise)
@@ -462,11 +471,13 @@ def _cut(x: Tensor, *, detach: bool) -> Tensor:
     return x.detach() if detach else x
 
 
-def _below(network: Network, level: int) -> nn.Module:
+def _below(network: Network, level: int, kind: Dimensions) -> nn.Module:
     """Return the module inside a level: the next level, or the deepest level."""
     if level < network.depth:
-        return Level(network, level)
+        return Level(network, level) if kind is IMAGES else Level3D(network, level)
     filters = network.filters(level)
+    if kind is VOLUMES:
+        return Bottom(Deepest3D(network, filters))
     if network.block_concat:
         return Bottom(SeparateDeepest(network, filters))
     return Bottom(SharedDeepest(network, PLANES * filters))
@@ -503,19 +514,10 @@ class Deepest3D(nn.Module):
         return self.splitter(self.blocks(self.merger(x)))
 
 
-class Level3D(nn.Module):
-    """A 3D U-Net level: encoder and decoder blocks of a size, with all smaller levels inside."""
+class Level3D(_Level):
+    """A level of the 3D U-Net."""
 
-    def __init__(self, network: Network, level: int):
-        super().__init__()
-        filters, filters_below = network.filters(level), network.filters(level + 1)
-        count = network.blocks_per_layer
-        self.down_blocks = series(network, count, filters)
-        self.downsample = down(network, VOLUMES, filters, filters_below)
-        self.main_module = _below_3d(network, level + 1)
-        self.upsample = up(network, VOLUMES, filters_below, filters)
-        self.up_blocks = series(network, count, filters)
-        self.connection = connection(network, VOLUMES, filters)
+    dimensions = VOLUMES
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the level to ``[B, C, 3, h, w]``; keeps the shape. Skip: the encoder's output."""
@@ -531,7 +533,7 @@ class UResNet3D(nn.Module):
         super().__init__()
         filters = network.n_initial_filters
         self.initial_convolution = Block(network, VOLUMES, 1, filters, VOLUMES.extent(5))
-        self.net_core = _below_3d(network, 0)
+        self.net_core = _below(network, 0, VOLUMES)
         self.final_layer = series(network, network.blocks_final, filters)
         self.bottleneck = nn.Conv3d(filters, CLASSES, kernel_size=1, bias=network.bias)
 
@@ -547,13 +549,6 @@ class UResNet3D(nn.Module):
         volume = self.net_core(self.initial_convolution(image.unsqueeze(1)))
         first, second, third = self.bottleneck(self.final_layer(volume)).unbind(dim=2)
         return first, second, third
-
-
-def _below_3d(network: Network, level: int) -> nn.Module:
-    """Return the module inside a level: the next level, or the deepest level."""
-    if level < network.depth:
-        return Level3D(network, level)
-    return Bottom(Deepest3D(network, network.filters(level)))
 
 
 class LossInForward(nn.Module):
