@@ -272,13 +272,6 @@ class CompiledCall:
         decides = "a number by which Python decides"
         return self.guards.difference() or (shares if self._overlap(inputs) else decides)
 
-    def changed_numbers(self) -> dict[int, frozenset[str]]:
-        """Return the arguments of optimizers that have changed and are no slots, by ``id``."""
-        return {
-            id(numbers.optimizer): frozenset(numbers.changed()[1] - {"param_groups"})
-            for numbers in self.captured.numbers
-        }
-
     def run(self, inputs: Sequence[torch.Tensor]) -> Any:
         """Run the program; return the function's result."""
         captured = self.captured

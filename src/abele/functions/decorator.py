@@ -6,6 +6,7 @@ calls run programs: one for each combination of shapes, types and Python values 
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import functools
@@ -168,7 +169,7 @@ class Function:
         # Calls of single shapes so far, and how many programs had served before the latest call.
         self._single, self._served = 0, -1
         self._frames = Frames(code_of(function))
-        self._promoted: dict[int, frozenset[str]] = {}
+        self._promoted = collections.defaultdict[int, frozenset[str]](frozenset)
         self._replaced = set[Place]()  # which had other tensors at earlier calls
         self._moved = dict[int, torch.Tensor]()  # which had other memory, by ``id``
         self._prologue: Prologue | None = None
@@ -459,8 +460,8 @@ class Function:
             trained = {*map(id, gradients.kept), *map(id, gradients.emptied)}
             self._replaced.update(program.guards.replaced(trained))
             self._moved |= {id(t): t for t in program.moved() if id(t) not in trained}
-            for key, names in program.changed_numbers().items():
-                self._promoted[key] = self._promoted.get(key, frozenset()) | names
+            for each in program.captured.numbers:
+                self._promoted[id(each.optimizer)] |= each.changed()[1] - {"param_groups"}
 
     def _compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledCall:
         """Capture and compile a call, for any value of the numbers that differ from other calls.

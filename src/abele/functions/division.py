@@ -95,7 +95,11 @@ def divide(
         return None
     wrapped = getattr(plain, "__wrapped__", None)
     if isinstance(wrapped, types.FunctionType):
-        return _divided_inside(function, plain, wrapped, lines, changed, frames, defers)
+
+        def inside(part: Callable[..., Any]) -> Host | None:
+            return divide(part, lines, changed, frames, defers=defers)
+
+        return _divided_inside(function, plain, wrapped, inside)
     tree = parsed(plain)
     if tree is None or any(isinstance(each, _UNDIVIDED) for each in ast.walk(tree)):
         return None
@@ -108,15 +112,11 @@ def _divided_inside(
     function: Callable[..., Any],
     wrapper: types.FunctionType,
     wrapped: types.FunctionType,
-    lines: Mapping[int, bool],
-    changed: Collection[str],
-    frames: Frames,
-    defers: bool,
+    divided: Callable[..., Host | None],
 ) -> Host | None:
     """Divide a function below a decorator such as ``torch.no_grad()``, which calls it."""
     owner = getattr(function, "__self__", None)
-    inner = wrapped if owner is None else types.MethodType(wrapped, owner)
-    host = divide(inner, lines, changed, frames, defers=defers)
+    host = divided(wrapped if owner is None else types.MethodType(wrapped, owner))
     if host is None:
         return None
     part: Any = getattr(host.remaining, "__func__", host.remaining)
@@ -325,10 +325,7 @@ class _Division:
         changed = (self._effects(statement) - self._locals) & names
         if changed or changed_fields(statement) & read or attributes(statement) & SETTING:
             raise self._refusal(statement.lineno, "changes an object that is read afterwards")
-        rest = statement
-        if isinstance(statement, _SIMPLE):  # the tensors that it reads are computed in their place
-            held = self.held_at[id(statement)]
-            rest = _Hoist(0, held).visit(copy.deepcopy(statement))
+        rest = self._without_tensors(statement)
         for each in ast.walk(rest):
             if isinstance(each, ast.Call):
                 self._check_early_call(each, names)
@@ -345,6 +342,11 @@ class _Division:
                     statement.lineno,
                     f"uses {ast.unparse(each)} before the function goes on to change it",
                 )
+
+    def _without_tensors(self, statement: ast.stmt) -> ast.AST:
+        """Return a statement without the tensor expressions that it reads, which are traced."""
+        hoist = _Hoist(0, self.held_at[id(statement)])
+        return hoist.visit(copy.deepcopy(statement)) if type(statement) in _SIMPLE else statement
 
     def _called(self, nodes: Iterable[ast.AST]) -> set[types.CodeType]:
         """Return the code that some statements have run."""
@@ -377,9 +379,7 @@ class _Division:
 
     def _require_no_training(self, statement: ast.stmt) -> None:
         """Refuse a statement that calls a module and reads numbers of it, or that trains."""
-        rest = statement
-        if isinstance(statement, _SIMPLE):  # the tensors that it reads are traced
-            rest = _Hoist(0, self.held_at[id(statement)]).visit(copy.deepcopy(statement))
+        rest = self._without_tensors(statement)
         for each in ast.walk(rest):
             called = self._value(each.func) if isinstance(each, ast.Call) else None
             code = getattr(getattr(called, "__func__", called), "__code__", None)

@@ -38,9 +38,7 @@ _MOST = 4000
 _ENVIRONMENT = frozenset({"environ", "getenv"})
 _BY_TEXT = frozenset({"eval", "exec", "globals"})
 # Functions that read attributes by names that they are given.
-_WHOLE = {"__getattribute__", "__getstate__", "__reduce__", "__reduce_ex__"}
-_BY_NAME = _WHOLE | {"vars", "attrgetter", "methodcaller", "getattr_static"}
-BY_NAME = (getattr, hasattr, vars)
+_BY_NAME = {"vars", "attrgetter", "methodcaller", "__getattribute__", "__reduce_ex__"}
 # Functions that read all attributes of their first argument, and copy stand-ins as numbers.
 _COPYING = (copy.copy, copy.deepcopy, dataclasses.replace, dataclasses.asdict, dataclasses.astuple)
 _COPIES = frozenset(each.__code__ for each in _COPYING)
@@ -116,7 +114,7 @@ class Frame:
         if value is os:
             return bool(self.attributes & _ENVIRONMENT)
         if value is builtins:
-            return bool(self.attributes & {*_BY_TEXT, *(each.__name__ for each in BY_NAME)})
+            return bool(self.attributes & (_BY_TEXT | {"getattr", "hasattr", "vars"}))
         if value is time or value is datetime or value is datetime.datetime:
             return bool(self.attributes & _CLOCKS)
         return getattr(value, "__module__", None) == "time" and callable(value)

@@ -163,9 +163,7 @@ def _kinds_of(kind: Any) -> Iterator[Any]:
         yield from _kinds_of(each)
 
 
-def numbers_of(
-    optimizer: torch.optim.Optimizer, free: frozenset[Any] = frozenset()
-) -> list[_Group]:
+def numbers_of(optimizer: torch.optim.Optimizer, free: Collection[Any] = ()) -> list[_Group]:
     """Return each parameter group without its parameters, and without numbers at given places."""
     return [
         {k: tuple(v) if k in PAIRS else v for k, v in _fixed(group, free).items() if k != "params"}
@@ -180,7 +178,7 @@ def changed_names(before: list[_Group], now: list[_Group]) -> frozenset[str]:
     return frozenset(n for n, a, b in found if type(a) is not type(b) or a != b)
 
 
-def _fixed(group: _Group, free: frozenset[Any]) -> _Group:
+def _fixed(group: _Group, free: Collection[Any]) -> _Group:
     """Return a group without numbers at given places."""
     return {k: v for k, v in group.items() if (id(group), k) not in free} if free else group
 

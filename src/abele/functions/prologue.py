@@ -555,11 +555,10 @@ class _Reader:
 
 def _runs_code(kind: Any, name: str) -> bool:
     """Return whether a class has code of its own for setting an attribute."""
-    descriptor: Any = inspect.getattr_static(kind, name, None)
+    setter, descriptor = kind.__setattr__, inspect.getattr_static(kind, name, None)
+    own = isinstance(setter, types.FunctionType) and setter is not torch.nn.Module.__setattr__
     is_slot = isinstance(descriptor, types.MemberDescriptorType)
-    own = isinstance(kind.__setattr__, types.FunctionType)
-    of_torch = kind.__setattr__ is torch.nn.Module.__setattr__
-    return (own and not of_torch) or (hasattr(descriptor, "__set__") and not is_slot)
+    return own or (hasattr(descriptor, "__set__") and not is_slot)
 
 
 def _is_plain(value: Any) -> bool:

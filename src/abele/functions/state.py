@@ -28,7 +28,6 @@ from abele.capture.leftovers import ABSENT, Leftovers, tensors_of, write
 from abele.containers import is_array
 from abele.errors import CaptureError
 from abele.functions.frames import (
-    BY_NAME,
     FACTORY,
     PLAIN,
     Frame,
@@ -172,7 +171,6 @@ class Reached:
         self._globals = list(global_names(frames))
         self._contents: list[tuple[str, Any, Any]] = []
         self._iterators: list[tuple[str, Any]] = []
-        self._aliases: list[tuple[str, Any]] = []
         self.asked = frozenset[str]()
         self._caches: list[tuple[str, Any, int]] = []
         self._classes: dict[type, dict[str, Any]] = {}
@@ -231,18 +229,15 @@ class Reached:
 
     def _note_class(self, kind: type) -> None:
         if kind not in self._classes and not is_of_library(kind.__module__):
-            self._classes[kind] = _data_of(kind)
+            data = self._classes[kind] = _data_of(kind)
             static = {k: v.__func__ for k, v in vars(kind).items() if isinstance(v, staticmethod)}
-            parts = {**self._classes[kind], **static}
-            self._roots += [(f"{kind.__name__}.{k}", v) for k, v in parts.items()]
+            self._roots += [(f"{kind.__name__}.{k}", v) for k, v in {**data, **static}.items()]
 
     def _note_generator(self, path: str, value: Any) -> None:
         if type(value) is _CACHED:
             self._caches.append((path, value, value.cache_info().misses))
         elif attribute(value, "cache_info") and attribute(value, "cache_clear"):
             self._iterators.append((path, value))
-        elif type(value) is types.BuiltinFunctionType and value in BY_NAME:
-            self._aliases.append((path, value))
         elif type(value) in (operator.attrgetter, operator.methodcaller):
             names = [each for each in value.__reduce__()[1] if isinstance(each, str)]
             self.asked = self.asked.union(*(each.split(".") for each in names))
@@ -301,11 +296,6 @@ class Reached:
             raise CaptureError(
                 f"The function reaches {path}, an iterator or cache ({type(value).__name__}), and "
                 "a program would repeat what it gave. Use it outside, and pass the value."
-            )
-        for path, value in self._aliases:
-            raise CaptureError(
-                f"The function reaches {path}, another name of {value.__name__}(), whose reads a "
-                f"program does not notice. Call {value.__name__}() by its own name."
             )
 
     def _filled(self) -> Iterator[tuple[str, Any]]:

@@ -553,7 +553,7 @@ def matched_by_name(shape):
             return value
 
 
-GET, RAW = getattr, "ra"
+RAW = "ra"
 READS = [
     *(matched, matched_by_name, operator.attrgetter("raw")),
     *(
@@ -580,20 +580,3 @@ def test_an_attribute_that_is_read_by_a_computed_name(read):
         return scaled_by(wrap, scale, lambda: setattr(shape, "raw", 3.0))
 
     compiles(programs=2)(build)()
-
-
-@pytest.mark.parametrize(
-    "read",
-    [
-        *(lambda s: GET(s, RAW + "w"), lambda s, get=getattr: get(s, RAW + "w")),
-        *(functools.partial(getattr), lambda s: builtins.getattr(s, RAW + "w")),
-    ],
-)
-def test_another_name_of_getattr(read):
-    def build(wrap):
-        shape = Shape()
-        shape.raw = 1.0
-        named = (shape, "raw") if isinstance(read, functools.partial) else (shape,)
-        return scaled_by(wrap, lambda: read(*named), lambda: setattr(shape, "raw", 3.0))
-
-    stays_eager(match="another name of getattr|globals")(build)()

@@ -272,20 +272,11 @@ class _Kept:
 class Numbers:
     raw, count, seen, last = 0.5, 0, 0.0, _Kept()
 
-    def __init__(self):
-        self.list = [0.5]
-
-    def __call__(self, value):
-        self.raw = value
-        self.list.append(value)
-
     def __setitem__(self, key, value):
         vars(self)["r" + "aw"] = value
 
     def __setattr__(self, name, value):
         object.__setattr__(self, "raw" if name == "hidden" else name, value)
-
-    __setstate__ = __lshift__ = __call__
 
     @contextlib.contextmanager
     def at(self, value):
@@ -318,8 +309,7 @@ def within(numbers, value):
 @pytest.mark.parametrize(
     ("put", "kind"),
     [
-        *((put, Numbers) for put in (assigned, added, within, Numbers.__call__)),
-        *((put, Numbers) for put in (Numbers.__setstate__, Numbers.__lshift__)),
+        *((put, Numbers) for put in (assigned, added, within)),
         (lambda numbers, value: setattr(numbers, "hidden", value), Numbers),
         (lambda numbers, value: numbers.__dict__.update(raw=value), Numbers),
         *(
