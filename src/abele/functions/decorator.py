@@ -100,7 +100,7 @@ def _line_in(function: Callable[..., Any], error: BaseException) -> tuple[int | 
         elif line is not None and not is_library(frame.f_code.co_filename):
             free = {n: v for n, v in frame.f_locals.items() if n in frame.f_code.co_freevars}
             called = Frame(frame.f_code, frame.f_globals, free)
-            if called.mentions(TRAINING) or any(holds_tensors(v) for _, v in called.roots()):
+            if called.may_call(TRAINING) or any(holds_tensors(v) for _, v in called.roots()):
                 return None, False
             changes = changes or may_change_arguments(frame.f_code, frame.f_globals)
     return line, changes

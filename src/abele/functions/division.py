@@ -57,10 +57,7 @@ _BACKWARD = frozenset({"backward", "autograd", "requires_grad_"})
 #: Names of code that a statement of the host does not run.
 TRAINING = _BACKWARD | _DRAWS | {"step", "zero_grad", "dropout"}
 _UNKNOWN: Any = object()
-_SIMPLE = (
-    *(ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Delete),
-    ast.Assert,
-)
+_SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Delete, ast.Assert)
 _LEAVES = (ast.Return, ast.Raise, ast.Assert, ast.Break, ast.Continue)
 _CONDITIONAL = (
     *(ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
@@ -237,7 +234,7 @@ class _Division:
             return called in map(_called, failed)  # that method changes its object
         if isinstance(statement, ast.Return) and _looks_up(statement):
             changed = frozenset[str]().union(*map(self._effects, self._found.values()))
-            return bool(loaded(statement) & (changed - self._locals))
+            return bool(attributes(statement) & (changed - self._locals))
         return False
 
     def _failed(self, statement: ast.AST) -> list[bool]:
@@ -384,7 +381,7 @@ class _Division:
             called = self._value(each.func) if isinstance(each, ast.Call) else None
             code = getattr(getattr(called, "__func__", called), "__code__", None)
             own = isinstance(code, types.CodeType) and not is_of_library(str(called.__module__))
-            trains = own and Frame(cast("Any", code), {}, {}).mentions(TRAINING)
+            trains = own and Frame(cast("Any", code), {}, {}).may_call(TRAINING)
             if trains or isinstance(getattr(called, "__self__", None), torch.optim.Optimizer):
                 raise self._refusal(statement.lineno, "trains with values of tensors")
             if isinstance(called, torch.nn.Module) and self._failed(statement):

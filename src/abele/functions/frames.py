@@ -161,6 +161,10 @@ class Frame:
         constants = {each for each in self.code.co_consts if isinstance(each, str)}
         return bool(texts & (constants | {*self.code.co_names}))
 
+    def may_call(self, names: frozenset[str]) -> bool:
+        """Return whether the code has one of some names, maybe as a text for ``getattr``."""
+        return not names.isdisjoint(self.optional.union(self.code.co_names))
+
 
 def codes(code: types.CodeType) -> Iterator[types.CodeType]:
     """Yield the code of a function and of what it defines, such as comprehensions."""

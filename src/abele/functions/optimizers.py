@@ -36,7 +36,6 @@ StandIn = Callable[[torch.Tensor], torch.Tensor]
 # Update rules that torch computes with other roundings for lists of tensors.
 _OTHER_BITS_FOR_EACH = frozenset({"asgd", "nadam", "radam"})
 _Group = dict[str, Any]
-_UNCHANGED: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
 
 
 @dataclasses.dataclass
@@ -140,7 +139,7 @@ class Numbers:
         """Return the names of arguments that have changed: slots, and others."""
         now = numbers_of(self.optimizer, self.free)
         if not self.steps or now == self.seen:
-            return _UNCHANGED
+            return frozenset(), frozenset()
         if [*map(list, now)] != [*map(list, self.seen)]:
             return frozenset(), frozenset({"param_groups"})
         names = changed_names(self.seen, now)

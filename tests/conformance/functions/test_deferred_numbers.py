@@ -334,3 +334,23 @@ def test_a_number_that_code_of_a_class_keeps_elsewhere(put, kind):
         return lambda i: step(*batch(i)), lambda: (task, vars(numbers))
 
     assert same_as_plain(build)
+
+
+@compiles(programs=1, calls=6)
+def test_the_best_loss_and_the_calls_since(wrap):
+    task, state = Task(), SimpleNamespace(best=float("inf"), since=0, rows=[])
+
+    def log(step, value):
+        state.rows.append({"step": step, "loss": value})
+
+    @wrap
+    def step(x, y):
+        loss = task.update(task.loss(x, y))
+        if loss.item() < state.best:
+            state.best, state.since = loss.item(), 0
+        else:
+            state.since += 1
+            log(state.since, loss.item())
+        return state.since
+
+    return lambda i: step(*batch(i)), lambda: (task, vars(state))
