@@ -59,6 +59,9 @@ def _same_as(node: torch.fx.Node) -> torch.fx.Node | None:
         if base(source).op == "placeholder":
             return None  # the slot may be overwritten before the final copy reads it
         return source if _layout(source) == _layout(node) else None
+    if node.target is aten.empty_like.default:  # of which a draw of dropout reads the layout alone
+        source, draws = node_argument(node, 0), {user.target for user in node.users}
+        return source if draws == {aten.bernoulli.p} and _layout(source) == _layout(node) else None
     return None
 
 
