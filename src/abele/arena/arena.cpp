@@ -25,6 +25,7 @@
 
 #include <pthread.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -416,11 +417,23 @@ ABELE_API void abele_arena_entries(void* given, int64_t* rows) {
   delete done;
 }
 
-// Return the memory of idle slabs to the system; the next program that runs there maps it again.
+// Return the memory of idle slabs between live tensors, such as results that are still compared, to
+// the system; the next program that runs there maps it again.
 ABELE_API void abele_arena_release() {
   const std::lock_guard<std::mutex> lock(state().mutex);
+  const size_t page = sysconf(_SC_PAGESIZE);
   for (const auto& [base, slab] : state().slabs) {
-    if (!slab->busy && slab->live.empty()) madvise(base, slab->size, MADV_DONTNEED);
+    if (slab->busy) continue;
+    size_t begin = 0;
+    auto release_until = [&, base = base](size_t end) {
+      end = end / page * page;
+      if (begin < end) madvise(base + begin, end - begin, MADV_DONTNEED);
+    };
+    for (const auto& [offset, end] : slab->live) {
+      release_until(offset);
+      begin = (end + page - 1) / page * page;
+    }
+    release_until((slab->size + page - 1) / page * page);
   }
 }
 

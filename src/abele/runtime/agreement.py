@@ -21,11 +21,12 @@ That compiled programs take longer is found the same way.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import statistics
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 
@@ -37,7 +38,7 @@ from abele.passes.of_lowerings.half import computed_in_float32, stored_in_16_bit
 from abele.program import Program, Role, Slot, all_nodes, node_argument, returned_nodes, writes
 from abele.program.aliasing import last_uses
 from abele.runtime.device_state import DeviceState
-from abele.targets.base import Take
+from abele.targets.base import Run, Take
 from abele.targets.interpreter import Interpretation, Types, calls
 from abele.targets.reference import Interpreter
 
@@ -47,6 +48,7 @@ _MARGIN = 10.0
 _TRIALS = 8
 # Compiled programs get this many timed runs to be no slower; then this ratio is tolerated.
 _TURNS, _SLOWER = 5, 1.05
+_PIECE = 2**17  # elements that are compared together
 # The magnitude of varied elements in copies of zeros.
 _SMALL = 1e-2
 _RESULT = "result "  # what names of results begin with
@@ -56,7 +58,7 @@ _HALF = (torch.float16, torch.bfloat16)
 _FLOAT64 = Types(dtype=torch.float64)
 
 _Values = dict[str, torch.Tensor]
-_Call = Callable[[Program, list[torch.Tensor]], Sequence[torch.Tensor]]
+_Runs = Mapping[str, Run]  # by the names of programs
 _Keep = Callable[[str, torch.Tensor], None]
 
 
@@ -154,7 +156,7 @@ class Trial:
             began = time.perf_counter()
             if name in computed:
                 if problems_of({name: value}, [], computed, errors=errors):
-                    expected[name] = value
+                    expected[name] = value.clone()
                 else:
                     del computed[name]
             away.append(time.perf_counter() - began)
@@ -203,7 +205,7 @@ class Trial:
         expected: _Values,
         computed: _Values,
         errors: dict[str, float],
-        call: _Call | None = None,
+        runs: _Runs | None = None,
         least: float = 0.0,
         trials: int = _TRIALS,
     ) -> tuple[dict[str, str], list[_Values]]:
@@ -215,7 +217,7 @@ class Trial:
         moved, problems = list[_Values](), dict[str, str]()
         for trial in range(trials):
             try:
-                moved.append(self._rounded(interpreted, trial, expected, call))
+                moved.append(self._rounded(interpreted, trial, expected, runs))
             except Exception:  # noqa: BLE001 - the weights are not the user's, so neither is this
                 moved.append(expected)
             problems = problems_of(expected, moved, computed, errors=errors, least=least)
@@ -224,16 +226,17 @@ class Trial:
         return problems, moved
 
     def _rounded(
-        self, interpreted: Executable, seed: int, names: Collection[str], call: _Call | None
+        self, interpreted: Executable, seed: int, names: Collection[str], runs: _Runs | None
     ) -> _Values:
         """Return results, and new state of some names, with the weights rounded otherwise."""
-        if call is not None:
-            return _open(self._run(interpreted, _Copies(seed, vary=self._vary), call)[0], names)
+        if runs is not None:
+            return _open(self._run(interpreted, _Copies(seed, vary=self._vary), runs)[0], names)
+        arena.release()  # of another such run, whose values are there
         kept, copies = _Values(), _Copies(seed, vary=self._vary, written=False)
 
         def keep(name: str, value: torch.Tensor) -> None:
             if name in names:
-                kept[name] = value
+                kept[name] = value.clone()
 
         return self._run(interpreted, copies, keep=keep)[0] | kept
 
@@ -245,19 +248,15 @@ class Trial:
             each.name: Interpreter().compile(stored_in_16_bits(computed_in_float32(each))).run
             for each in interpreted.programs
         }
-
-        def call(program: Program, arguments: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-            return runs[program.name](arguments)
-
         try:
-            expected = _open(self._run(interpreted, _Copies(vary=self._vary), call)[0], computed)
+            expected = _open(self._run(interpreted, _Copies(vary=self._vary), runs)[0], computed)
         except Exception:  # noqa: BLE001 - float32 is nothing that the user asked for
             return False
         values = (value.dtype for program in interpreted.programs for value in values_of(program))
         least = max(map(verdict.tolerance, values))
         if not problems_of(expected, [], computed, errors=errors, least=least):
             return True
-        arguments = interpreted, expected, computed, errors, call, least
+        arguments = interpreted, expected, computed, errors, runs, least
         return not self._judged_by_rounding(*arguments)[0]
 
     def slower(self, interpreted: Executable, compiled: Executable) -> str | None:
@@ -271,7 +270,7 @@ class Trial:
         runs = {n: each.with_state((), adopted=adopts) for n, each in compiled.compiled.items()}
         for _ in range(_TURNS):
             arena.release()  # activations of one at a time: together they are the peak of a process
-            then.append(self._second_run_s(compiled, lambda p, a: runs[p.name](a)))
+            then.append(self._second_run_s(compiled, runs))
             for each in compiled.compiled.values():
                 each.release()
             now.append(self._second_run_s(interpreted))
@@ -282,10 +281,10 @@ class Trial:
             return None
         return f"a micro-batch takes them {takes * 1e3:.3g} ms, interpreted {took * 1e3:.3g} ms"
 
-    def _second_run_s(self, executable: Executable, call: _Call | None = None) -> float:
+    def _second_run_s(self, executable: Executable, runs: _Runs | None = None) -> float:
         """Return the time of a run after another one, which maps its memory, in seconds."""
-        self._run(executable, None, call)
-        return self._run(executable, None, call, clock=self._time)[1]
+        self._run(executable, None, runs)
+        return self._run(executable, None, runs, clock=self._time)[1]
 
     def run(self, executable: Executable, *, rounding: int | None = None) -> _Values:
         """Return the results and written state of an executable's programs, by name."""
@@ -299,8 +298,9 @@ class Trial:
         """
         if not all(is_yardstick(each) for each in interpreted.programs):
             return None
+        runs = {p.name: functools.partial(_run_in_float64, p) for p in interpreted.programs}
         try:
-            return self._run(interpreted, _Copies(wide=True, vary=self._vary), _run_in_float64)[0]
+            return self._run(interpreted, _Copies(wide=True, vary=self._vary), runs)[0]
         except Exception:  # noqa: BLE001 - float64 is nothing that the user asked for
             return None
 
@@ -308,7 +308,7 @@ class Trial:
         self,
         executable: Executable,
         copies: _Copies | None = None,
-        call: _Call | None = None,
+        runs: _Runs | None = None,
         *,
         clock: Callable[[], float] = time.perf_counter,
         keep: _Keep | None = None,
@@ -320,23 +320,22 @@ class Trial:
         programs = executable.programs if keep is None else executable.common or executable.programs
         programs = sorted(programs, key=lambda each: each.name == "apply")
         copies = copies or _Copies(vary=self._vary)
-        runs = {name: each.run for name, each in executable.compiled.items()}
+        runs = runs or {name: each.run for name, each in executable.compiled.items()}
         if keep is not None:
             given = [(each, self._given(each)) for each in programs]
             takes = [_taking(given[index:], copies, keep) for index in range(len(given))]
             pairs = zip(programs, takes, strict=True)
             runs = {p.name: executable.target.interpreted(p, take)[1] for p, take in pairs}
-        call = call or (lambda program, arguments: runs[program.name](arguments))
         outside = self._generators.get_rng_state()
         self._generators.set_rng_state(self._numbers)
         try:
             with silenced(), _torch.without_tf32():
-                return self._values_and_time(programs, call, copies, clock)
+                return self._values_and_time(programs, runs, copies, clock)
         finally:
             self._generators.set_rng_state(outside)
 
     def _values_and_time(
-        self, programs: Sequence[Program], call: _Call, copies: _Copies, clock: Callable[[], float]
+        self, programs: Sequence[Program], runs: _Runs, copies: _Copies, clock: Callable[[], float]
     ) -> tuple[_Values, float]:
         values: _Values = {}
         passed = dict[str, torch.Tensor]()  # results that a later part of a pipeline takes
@@ -355,7 +354,7 @@ class Trial:
                 if slot.mutated and copies.written
             ]
             began = clock()
-            outputs = call(program, arguments)
+            outputs = runs[program.name](arguments)
             took += clock() - began
             for slot, value in zip(program.outputs, outputs, strict=True):
                 values[f"{_RESULT}{slot.name!r} of {program.name!r}"] = passed[slot.name] = value
@@ -385,18 +384,19 @@ def _taking(
     Args:
         given: the program and those that run after it, with the session's tensors.
         copies: get the new state for programs that run after it.
-        keep: gets the name and value of state that no program after it writes.
+        keep: gets the name of state that no program after it writes, and its value, whose memory
+            the program uses again.
     """
     (program, tensors), *after = given
 
     def take(position: int, value: torch.Tensor) -> torch.Tensor:
         tensor: Any = tensors[position]
-        made = torch.empty_like(tensor).copy_(value)  # the program uses the memory again
+        value = value.to(tensor.dtype).expand(tensor.shape)
         if after:
-            copies.renew(tensor, made)
+            copies.renew(tensor, value.clone())
         later = (zip(each.inputs, others, strict=True) for each, others in after)
         if not any(t is tensor and slot.mutated for pairs in later for slot, t in pairs):
-            keep(_name(program.inputs[position]), made)
+            keep(_name(program.inputs[position]), value)
         return value
 
     return take
@@ -542,53 +542,61 @@ def _difference(
     if torch.equal(expected, computed):
         return None, 0.0
     tolerance = max(least, verdict.tolerance(expected.dtype))
-    if expected.dtype is torch.float32:  # most tensors agree; no copy in float64 is needed for that
-        norm, far = norm_of(expected, torch.float64), norm_of(computed - expected, torch.float64)
-        if far <= tolerance * norm < math.inf:
-            return None, far / norm
-    wanted, got = flat(expected), flat(computed)
-    others = [flat(each) for each in moved]
-    finite = wanted.isfinite()
-    alike = torch.ones_like(finite)  # in all others
-    for each in others:
-        alike = alike & (finite == each.isfinite())
-    if ((finite != got.isfinite()) & alike).any():
+    is_number = expected.is_floating_point() or expected.is_complex()
+    truth = [exact] if exact is not None and is_number else []
+    pieces = zip(*map(_pieces, (expected, computed, *moved, *truth)), strict=True)
+    norms = [_norms(*each, moved=len(moved)) for each in pieces]
+    if [] in norms:
         return "is not finite in the same places", math.inf
-    finite = finite & got.isfinite()
-    for each in others:
-        finite = finite & each.isfinite()
-    norm, far = norm_of(wanted[finite]), norm_of((got - wanted)[finite])
-    if exact is not None and (expected.is_floating_point() or expected.is_complex()):
-        truth = flat(exact)
-        others.append(torch.where(truth.isfinite(), truth, wanted))  # what overflows is no rounding
-    farthest = max((norm_of((each - wanted)[finite]) for each in others), default=0.0)
+    norm, far, *away = map(math.hypot, *norms)
     error = far / norm if norm else far
-    if far <= tolerance * norm + _MARGIN * (farthest + _flushed(expected.dtype, wanted.numel())):
+    farthest = max(away, default=0.0) + _flushed(expected)
+    if far <= tolerance * norm + _MARGIN * farthest:
         return None, error
     allowed = f"of its norm, {tolerance:.0e} are allowed" if norm else "from zero"
     return f"differs by {error:.1e} {allowed}", error
 
 
-def _flushed(dtype: torch.dtype, count: int) -> float:
-    """Return the norm of ``count`` numbers just below the smallest normal one of float32 or wider.
+def _flushed(tensor: torch.Tensor) -> float:
+    """Return the norm of as many numbers just below the smallest normal one, of float32 or wider.
 
     Compiled code computes with float32 where a type is narrower, and flushes nothing else.
     """
-    wide = dtype in (torch.float64, torch.complex128)
+    wide = tensor.dtype in (torch.float64, torch.complex128)
     smallest = torch.finfo(torch.float64 if wide else torch.float32).tiny
-    return smallest * count**0.5
+    return smallest * (tensor.numel() * (1 + tensor.is_complex())) ** 0.5
 
 
-def norm_of(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> float:
+def _norms(
+    wanted: torch.Tensor, got: torch.Tensor, *others: torch.Tensor, moved: int
+) -> list[float]:
+    """Return the norms of a vector and of its differences from others, where all are finite.
+
+    Returns:
+        An empty list if ``got`` is not finite in the same places as all of the first ``moved``
+        others. Where further ones overflow, which is no rounding, they count as equal.
+    """
+    finite = wanted.isfinite()
+    both, alike = finite & got.isfinite(), torch.ones_like(finite)
+    for each in others[:moved]:
+        alike, both = alike & (finite == each.isfinite()), both & each.isfinite()
+    if ((finite != got.isfinite()) & alike).any():
+        return []
+    exact = [torch.where(each.isfinite(), each, wanted) for each in others[moved:]]
+    away = [each - wanted for each in (got, *others[:moved], *exact)]
+    return [norm_of(torch.where(both, each, 0.0)) for each in (wanted, *away)]
+
+
+def norm_of(tensor: torch.Tensor) -> float:
     """Return the 2-norm of all elements of a tensor."""
     untyped: Any = torch.linalg
-    return untyped.vector_norm(tensor, dtype=dtype).item()
+    return untyped.vector_norm(tensor).item()
 
 
-def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Flatten a tensor to a float64 vector; complex elements become pairs."""
+def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the elements of a tensor in float64, few at a time: all take twice its memory."""
     tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    return tensor.detach().double().flatten()
+    return map(torch.Tensor.double, cast("Any", tensor.detach().reshape(-1)).split(_PIECE))
 
 
 def is_yardstick(program: Program) -> bool:

@@ -125,6 +125,19 @@ def test_memory_goes_back_with_the_last_program(library):
     assert torch.isfinite(results[0]).all()
 
 
+def test_memory_between_results_that_live_is_released(library):
+    size = 2**22
+    sizes = [4 * size] * 4
+    uses = arena.Arena(places.Places(sizes, *places.offsets(sizes, [(0, 9)] * 4)))
+    with uses.used():
+        tensors = [torch.full((size,), float(index)) for index in range(4)]
+    del tensors[2:], tensors[0]
+    before = resident_bytes()
+    arena.release()
+    assert before - resident_bytes() > 2.9 * 4 * size
+    assert (tensors[0] == 1).all()
+
+
 def test_a_program_that_runs_is_not_written_again_to_be_measured():
     step = program()
     first = Interpreter().compile(step)

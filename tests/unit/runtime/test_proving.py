@@ -304,17 +304,44 @@ def test_programs_that_round_numbers_in_between_otherwise_take_over(monkeypatch)
     assert first[0] == first[1] == first[2] < state + len(program.outputs)
 
 
-def test_interpreted_programs_read_the_state_itself_and_compiled_ones_the_only_copy(monkeypatch):
-    read, interpreted = list[set[int]](), Reference.interpreted
+def noted_before_runs(monkeypatch, note):
+    """Call a function with the inputs of each interpreted program before it runs."""
+    interpreted = Reference.interpreted
 
     def noted(self, program, take=None):
         lowered, run = interpreted(self, program, take)
-        return lowered, lambda inputs: (
-            read.append({*map(torch.Tensor.data_ptr, inputs)}),
-            run(inputs),
-        )[1]
+        return lowered, lambda inputs: (note(inputs), run(inputs))[1]
 
     monkeypatch.setattr(Reference, "interpreted", noted)
+
+
+def test_each_run_of_a_comparison_begins_without_the_activations_of_another(monkeypatch):
+    order = []
+    noted_before_runs(monkeypatch, lambda _: order.append("run"))
+    monkeypatch.setattr(agreement.arena, "release", lambda: order.append("release"))
+    momentum_off_by(1.0005)
+    assert order[:4] == ["release", "run", "release", "run"]
+
+
+def test_elements_are_compared_a_few_at_a_time(monkeypatch):
+    monkeypatch.setattr(agreement, "_PIECE", 3)
+    value, errors = {"a": torch.arange(1.0, 11).view(2, 5)}, {}
+    near, off = ({"a": value["a"] * factor} for factor in (1.000001, 1.1))
+    assert not agreement.problems_of(value, [], near, errors=errors)
+    assert errors["a"] == pytest.approx(1e-6, rel=0.2)
+    said = "a differs by 1.0e-01 of its norm, 1e-05 are allowed"
+    assert agreement.problems_of(value, [], off) == {"a": said}
+    assert not agreement.problems_of(value, [off], off)
+    off["a"][1, 4] = torch.nan
+    said = "a is not finite in the same places"
+    assert agreement.problems_of(value, [], off) == {"a": said}
+
+
+def test_interpreted_programs_read_the_state_itself_and_compiled_ones_the_only_copy(monkeypatch):
+    read = list[set[int]]()
+    noted_before_runs(
+        monkeypatch, lambda inputs: read.append({*map(torch.Tensor.data_ptr, inputs)})
+    )
     made, script, script_outcome = session(DENSE, "adam", gradient_accumulation=2)
     made.step(list(DENSE.batch()))
     own = {tensor.data_ptr() for tensor in (*made.params.values(), *made.optimizer_state.values())}
