@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from benchmarks.table import page  # noqa: E402 - after the path
+from benchmarks.table.rows import DECORATOR, EAGER, ROWS  # noqa: E402
 
 PAGE = ROOT / "benchmarks" / "notes" / "speed.md"
 RECORDS = ROOT / "benchmarks" / "records"
@@ -28,6 +29,9 @@ COSMICTAGGER_COLUMNS = """\
 NETWORKS_COLUMNS = """\
 | machine | network | abele | lowering | first step, waiting | record |
 |---|---|---:|---|---:|---|"""
+MEMORY_COLUMNS = """\
+| machine | training step | plain PyTorch | torch | first step | start | later steps | record |
+|---|---|---:|---:|---:|---:|---:|---|"""
 _PIXELS = {1: "640 x 1024", 2: "320 x 512", 3: "160 x 256"}
 
 
@@ -41,6 +45,7 @@ def main() -> int:
         "peers": page.table(RECORDS, LINKS),
         "real": page.table(RECORDS, LINKS, "real"),
         "threads": page.scaled(RECORDS, LINKS),
+        "memory": memory(),
         "introduction": introduction(),
         "cosmictagger": cosmictagger(),
         "networks": networks(),
@@ -115,6 +120,36 @@ def networks() -> str:
         for (machine, _), (path, row) in newest.items()
     ]
     return "\n".join([NETWORKS_COLUMNS, *rows]) + "\n"
+
+
+def memory() -> str:
+    """Return the newest peaks of each row and machine, as ratios to plain PyTorch's peak."""
+    newest: dict[tuple[str, str], str] = {}
+    for path in sorted(RECORDS.glob("memory_*.json"), key=page.age):
+        result = json.loads(path.read_text())
+        machine = _machine(result)
+        for name, row in result["rows"].items():
+            if not any("failed" in entry for entry in row.values()):
+                line = _memory_row(row[EAGER], row[DECORATOR])
+                newest[machine, name] = (
+                    f"| {machine} | {ROWS[name].title} | {line} | [json]({LINKS}/{path.name}) |"
+                )
+    if not newest:
+        return "No record yet: `python benchmarks/memory.py --record`.\n"
+    return "\n".join([MEMORY_COLUMNS, *newest.values()]) + "\n"
+
+
+def _memory_row(plain: dict[str, Any], ours: dict[str, Any]) -> str:
+    """Return cells of two ratios: of all resident memory, and of what torch alone does not take."""
+    cells = [f"{plain['peak_mib']:.0f} MiB", f"{plain['import_mib']:.0f} MiB"]
+    for key, other in (
+        ("first_peak_mib", "first_peak_mib"),
+        ("peak_mib", "peak_mib"),
+        ("step_peak_mib", "peak_mib"),
+    ):
+        own = (ours[key] - ours["import_mib"]) / (plain[other] - plain["import_mib"])
+        cells.append(f"{ours[key] / plain[other]:.2f} x ({own:.2f} x)")
+    return " | ".join(cells)
 
 
 def _machine(result: dict[str, Any]) -> str:

@@ -18,10 +18,11 @@ from abele import processor
 from . import ROOT
 from .measuring import Turns, together
 from .page import users_first_step_s
-from .rows import EAGER, JAX, ROWS, SCALED, SETS, THREADS, WAYS
+from .rows import BACKEND, DECORATOR, EAGER, JAX, ROWS, SCALED, SETS, THREADS, WAYS
 
 QUICK = ROOT / "out" / "benchmarks"
 COUNTS = (1, 2, 4, 8, 16)
+OTHERS = (*WAYS, BACKEND, DECORATOR)
 SCALED_WAYS = tuple(way for way in WAYS if way != JAX)  # it has no twins of half the networks
 
 
@@ -100,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         "threads (default table)",
     )
     parser.add_argument("--rows", type=some(ROWS), help=f"instead of a set: {', '.join(ROWS)}")
-    parser.add_argument("--ways", type=some(WAYS), help=", ".join(WAYS))
+    parser.add_argument("--ways", type=some(OTHERS), help=", ".join(OTHERS))
     parser.add_argument("--windows", type=int, default=10, help="of each way (default 10)")
     parser.add_argument("--window-s", type=float, default=0.5, help="seconds (default 0.5)")
     parser.add_argument(
@@ -157,6 +158,8 @@ def _version(package: str) -> str | None:
 def _keep(result: dict[str, Any], path: Path | None, options: argparse.Namespace) -> Path:
     if path is None:
         theme = THREADS if options.set == THREADS else "table"
+        if {BACKEND, DECORATOR} & {*options.ways}:  # no rows of the table
+            theme = "dynamo-backend"
         return harness.write_record(theme, result, options.out)
     path.write_text(json.dumps(result, indent=1) + "\n")
     return path

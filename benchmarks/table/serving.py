@@ -1,8 +1,9 @@
 """One way of one row in a process of its own, so that its memory and its failures are its own.
 
 Each line of standard input is a command, each line of standard output its answer in JSON:
-``start`` compiles and takes the first steps, ``calibrate SECONDS`` finds out how many steps a
-window has, ``window`` times one, ``end`` tells the memory. What fails is answered with ``failed``.
+``start`` compiles and takes first steps, ``settle`` waits until compiled programs run, ``calibrate
+SECONDS`` finds a window's steps, ``window`` times one, ``end`` tells the memory. What fails is
+answered with ``failed``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 from benchmarks import harness
 
 from . import ways
-from .rows import BACKEND, DECORATOR, ROWS, WAYS, Row
+from .rows import ABELE, BACKEND, DECORATOR, ROWS, WAYS, Row
 
 COMPARED_STEPS = 3
 SHORT_STEP_S = 0.1
@@ -77,6 +78,7 @@ class Server:
         self._step: ways.Step | None = None
         self._count, self._warm = 1, 0
         self._peak_of_start = 0.0
+        self._sessions, self._noted = list[Any](), contextlib.ExitStack()
 
     def answer(self, command: list[str]) -> dict[str, Any]:
         """Return the answer to one command."""
@@ -90,19 +92,34 @@ class Server:
             return {"failed": f"{type(error).__name__}: {first[:200]}"}
 
     def _start(self) -> dict[str, Any]:
+        imported_mib = harness.peak_memory_mib()
         ways.load(self._row, self._way)
+        if self._way in (ABELE, DECORATOR):
+            from abele.runtime import session  # the other ways do not take its memory
+
+            self._noted.enter_context(session.of_new_sessions(self._sessions.append))
         began = time.perf_counter()
         step = ways.prepare(self._row, self._way, self._device)
         values = [ways.number(step())]
         first_s = time.perf_counter() - began
         process_s = time.time() - float(os.environ[harness.STARTED])
+        first_peak_mib = harness.peak_memory_mib()
         values += [ways.number(step()) for _ in range(COMPARED_STEPS - 1)]
         self._step = ways.looped(self._row, self._way, step) if self._row.loader else step
         return {
             "first_step_s": round(first_s, 3),
             "process_s": round(process_s, 3),
+            "import_mib": round(imported_mib, 1),
+            "first_peak_mib": round(first_peak_mib, 1),
             "values": [float(f"{value:.7g}") for value in values],
         }
+
+    def _settle(self) -> dict[str, Any]:
+        """Wait for compiled programs, and take the steps from which on they run."""
+        for each in self._sessions:
+            each.lasting_executable()
+        self._take(2)
+        return {}
 
     def _calibrate(self, window_s: float) -> dict[str, Any]:
         assert self._step is not None
