@@ -3,9 +3,8 @@
     python benchmarks/memory.py --record                  seven networks, two threads
     python benchmarks/memory.py --rows vit-s,resnet18-224
 
-Each way starts three times as it does for users, with nothing cached, each time in a process of its
-own. Medians of the most that was resident: at the first step, until compiled programs run, and
-later.
+Each way starts three times as it does for users, with nothing cached, in processes of their own.
+Medians of the most that was resident: at the first step, until compiled programs run, and later.
 """
 
 from __future__ import annotations
@@ -41,10 +40,9 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     result: dict[str, Any] = {"environment": harness.environment(), "rows": {}}
+    ways = options.ways.split(",")
     for name in options.rows.split(","):
-        row = result["rows"][name] = {
-            w: measured(name, w, options) for w in options.ways.split(",")
-        }
+        row = result["rows"][name] = {way: measured(name, way, options) for way in ways}
         print(name, json.dumps(row), flush=True)
     if options.record:
         print(f"record: {harness.write_record('memory', result).relative_to(ROOT)}")
