@@ -425,15 +425,13 @@ ABELE_API void abele_arena_release() {
   for (const auto& [base, slab] : state().slabs) {
     if (slab->busy) continue;
     size_t begin = 0;
-    auto release_until = [&, base = base](size_t end) {
-      end = end / page * page;
-      if (begin < end) madvise(base + begin, end - begin, MADV_DONTNEED);
-    };
-    for (const auto& [offset, end] : slab->live) {
-      release_until(offset);
+    auto live = slab->live;
+    live.emplace((slab->size + page - 1) / page * page, 0);
+    for (const auto& [offset, end] : live) {
+      const size_t last = offset / page * page;
+      if (begin < last) madvise(base + begin, last - begin, MADV_DONTNEED);
       begin = (end + page - 1) / page * page;
     }
-    release_until((slab->size + page - 1) / page * page);
   }
 }
 

@@ -13,7 +13,7 @@ from abele.program.core import node_phase, type_text
 from abele.report import words
 from abele.report.facts import line_of
 from abele.report.operators import module_of
-from abele.runtime.agreement import norm_of
+from abele.runtime.agreement import flat, norm_of
 
 EQUAL, DIFFERENT = 0, 1
 _RESULTS = 12  # rows of the text
@@ -77,8 +77,8 @@ def spread(
         second: the second setting's result.
         plain: the interpreter's result in float32; by default ``first``.
     """
-    seen = _error(_flat(truth), _flat(first if plain is None else plain))
-    wanted, one, two = _flat(truth), _flat(first), _flat(second)
+    seen = _error(flat(truth), flat(first if plain is None else plain))
+    wanted, one, two = flat(truth), flat(first), flat(second)
     differ = int(((one != two) & ~(one.isnan() & two.isnan())).sum())
     finite = wanted.isfinite() & one.isfinite() & two.isfinite()
     alike = bool((one.isfinite() == two.isfinite()).all())
@@ -92,16 +92,10 @@ def spread(
     )
 
 
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Flatten a tensor to a float64 vector; complex elements become pairs."""
-    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    return tensor.detach().double().flatten()
-
-
 def error(truth: torch.Tensor, value: torch.Tensor) -> float:
     """Return the relative norm of an error; infinite if only one result is finite."""
-    wanted = _flat(truth)
-    far, scale = _error(wanted, _flat(value)), norm_of(wanted[wanted.isfinite()])
+    wanted = flat(truth)
+    far, scale = _error(wanted, flat(value)), norm_of(wanted[wanted.isfinite()])
     return far / scale if scale else (0.0 if not far else math.inf)
 
 

@@ -177,9 +177,8 @@ class Function:
         self._batches, self._expands = list[Any](), False
         # Lines and names of the host's statements, and numbers whose values captures have read.
         self._lines, self._changed = dict[int, bool](), set[str]()
-        # Of the first call: names that it counts by, its arguments, and optimizers' numbers before.
-        self._expected = frozenset[str]()
-        self._first: tuple[list[Any], Any] = [], None
+        self._expected = frozenset[str]()  # names that the first call counts by
+        self._first: tuple[list[Any], Any] = [], None  # its arguments, and optimizers' numbers
         self._rates: list[tuple[torch.optim.Optimizer, list[Any]]] = []
         self._read = set[int | Place]()
         self._counters, self._defers = set[Place](), False
@@ -585,7 +584,7 @@ class Function:
         with numbers.in_place(spaces.values(), *map(frames.noting, (getattr, hasattr))):
             reached = Reached(self._body, self._frames, arguments.others)
             reached.refuse_iterators()
-            frames.new, frames.asked = reached.add, frames.asked | reached.asked
+            frames.new = reached.add
             _tracing.active = True
             try:
                 captured = capture(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import copy
 import dataclasses
@@ -113,8 +112,6 @@ class Frame:
             return True
         if value is os:
             return bool(self.attributes & _ENVIRONMENT)
-        if value is builtins:
-            return bool(self.attributes & (_BY_TEXT | {"getattr", "hasattr", "vars"}))
         if value is time or value is datetime or value is datetime.datetime:
             return bool(self.attributes & _CLOCKS)
         return getattr(value, "__module__", None) == "time" and callable(value)

@@ -159,7 +159,6 @@ class Reached:
         modules: modules with their paths.
         optimizers: optimizers with their paths.
         scalers: objects of ``torch.amp.GradScaler``.
-        asked: names of attributes that objects of ``operator`` read.
     """
 
     def __init__(self, function: Any, frames: Iterable[Frame], arguments: Sequence[Any]):
@@ -171,7 +170,6 @@ class Reached:
         self._globals = list(global_names(frames))
         self._contents: list[tuple[str, Any, Any]] = []
         self._iterators: list[tuple[str, Any]] = []
-        self.asked = frozenset[str]()
         self._caches: list[tuple[str, Any, int]] = []
         self._classes: dict[type, dict[str, Any]] = {}
         roots = [("", function), *((name, value) for _, name, value in self._globals)]
@@ -238,9 +236,6 @@ class Reached:
             self._caches.append((path, value, value.cache_info().misses))
         elif attribute(value, "cache_info") and attribute(value, "cache_clear"):
             self._iterators.append((path, value))
-        elif type(value) in (operator.attrgetter, operator.methodcaller):
-            names = [each for each in value.__reduce__()[1] if isinstance(each, str)]
-            self.asked = self.asked.union(*(each.split(".") for each in names))
         advances: Any = value
         if isinstance(advances, Iterator) and not isinstance(advances, io.IOBase):
             self._iterators.append((path, value))

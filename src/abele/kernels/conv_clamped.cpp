@@ -121,12 +121,9 @@ void tile(const Clamped& d, Index inner, const float* x, const Index* offsets, c
 
 using TileOf = void (*)(const Clamped&, Index, const float*, const Index*, const float*,
                         const float*, float*, Index);
-template <int step, int... counts>
-constexpr std::array<TileOf, sizeof...(counts)> tiles_of(std::integer_sequence<int, counts...>) {
-  return {&tile<step, counts + 1>...};
-}
-constexpr std::array<TileOf, PRODUCT_ROWS> TILES_OF[] = {tiles_of<1>(ALL_ROWS),
-                                                         tiles_of<2>(ALL_ROWS)};
+template <int step>
+constexpr auto TILES_AT = table_of<PRODUCT_ROWS>([](auto i) -> TileOf { return tile<step, i + 1>; });
+constexpr std::array<TileOf, PRODUCT_ROWS> TILES_OF[] = {TILES_AT<1>, TILES_AT<2>};
 
 // Images with zeros around each plane, so that all windows are inside.
 const float* padded(const Clamped& d, const float* x, int threads, Scratch& memory) {

@@ -22,12 +22,9 @@ void tile(Index pairs, const float* a, Index a_row, const float* packed, Ahead a
                                                         0, ahead.line, ahead.step, round);
 }
 using Tile = decltype(&tile<Dots, 1>);
-template <class Numbers, int... rows>
-constexpr std::array<Tile, ROWS> tiles_of(std::integer_sequence<int, rows...>) {
-  return {&tile<Numbers, rows + 1>...};
-}
-constexpr auto COUNTS = std::make_integer_sequence<int, ROWS>();
-constexpr std::array<Tile, ROWS> TILES[] = {tiles_of<PlainDots>(COUNTS), tiles_of<Dots>(COUNTS)};
+template <class Numbers>
+constexpr auto TILES_OF = table_of<ROWS>([](auto i) -> Tile { return tile<Numbers, i + 1>; });
+constexpr std::array<Tile, ROWS> TILES[] = {TILES_OF<PlainDots>, TILES_OF<Dots>};
 
 // Some rows of y in the columns of one panel, and the panel behind it asked for.
 void multiply_panel(const AbeleProduct& p, Part rows, Index column, const float* a,

@@ -171,28 +171,25 @@ void last_tile(Index k, const float* a, Index a_step, const float* __restrict b,
 
 using LastTile = void (*)(Index, const float*, Index, const float*, float*, Index, const float*,
                           Index, const float*, const float*, float, float);
-template <bool in_rows, bool add, int... rows>
-constexpr std::array<LastTile, sizeof...(rows)> last_tiles(std::integer_sequence<int, rows...>) {
-  return {&last_tile<in_rows, rows + 1, add>...};
-}
+template <bool in_rows, bool add>
+constexpr auto LAST_OF =
+    table_of<PRODUCT_ROWS>([](auto i) -> LastTile { return last_tile<in_rows, i + 1, add>; });
 
 using Tile = void (*)(Index, const float*, Index, const float*, float*, Index, const float*, Index);
-template <bool in_rows, int vectors, bool add, bool asks, int... rows>
-constexpr std::array<Tile, sizeof...(rows)> tiles(std::integer_sequence<int, rows...>) {
-  return {&tile<in_rows, rows + 1, vectors, add, asks>...};
-}
+template <bool in_rows, int vectors, bool add, bool asks>
+constexpr auto TILES_FOR =
+    table_of<PRODUCT_ROWS>([](auto i) -> Tile { return tile<in_rows, i + 1, vectors, add, asks>; });
 constexpr auto ALL_ROWS = std::make_integer_sequence<int, PRODUCT_ROWS>();
 // By whether elements of a's rows are neighbours, c is added to, and the tile asks for what is ahead.
 constexpr std::array<Tile, PRODUCT_ROWS> TILES[][2][2] = {
-    {{tiles<false, 2, false, false>(ALL_ROWS), tiles<false, 2, false, true>(ALL_ROWS)},
-     {tiles<false, 2, true, false>(ALL_ROWS), tiles<false, 2, true, true>(ALL_ROWS)}},
-    {{tiles<true, 2, false, false>(ALL_ROWS), tiles<true, 2, false, true>(ALL_ROWS)},
-     {tiles<true, 2, true, false>(ALL_ROWS), tiles<true, 2, true, true>(ALL_ROWS)}}};
+    {{TILES_FOR<false, 2, false, false>, TILES_FOR<false, 2, false, true>},
+     {TILES_FOR<false, 2, true, false>, TILES_FOR<false, 2, true, true>}},
+    {{TILES_FOR<true, 2, false, false>, TILES_FOR<true, 2, false, true>},
+     {TILES_FOR<true, 2, true, false>, TILES_FOR<true, 2, true, true>}}};
 constexpr std::array<LastTile, PRODUCT_ROWS> LAST_TILES[][2] = {
-    {last_tiles<false, false>(ALL_ROWS), last_tiles<false, true>(ALL_ROWS)},
-    {last_tiles<true, false>(ALL_ROWS), last_tiles<true, true>(ALL_ROWS)}};
-constexpr std::array<Tile, PRODUCT_ROWS> HALF_TILES[] = {
-    tiles<false, 1, false, true>(ALL_ROWS), tiles<true, 1, false, true>(ALL_ROWS)};
+    {LAST_OF<false, false>, LAST_OF<false, true>}, {LAST_OF<true, false>, LAST_OF<true, true>}};
+constexpr std::array<Tile, PRODUCT_ROWS> HALF_TILES[] = {TILES_FOR<false, 1, false, true>,
+                                                         TILES_FOR<true, 1, false, true>};
 
 // All of c's only row that one tile has: c[vectors] (+)= a[k] b[k, vectors]. Each element of b is read once,
 // so the next panel of a b that is packed already is asked for here.

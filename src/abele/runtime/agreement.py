@@ -25,8 +25,8 @@ import functools
 import math
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -544,8 +544,9 @@ def _difference(
     tolerance = max(least, verdict.tolerance(expected.dtype))
     is_number = expected.is_floating_point() or expected.is_complex()
     truth = [exact] if exact is not None and is_number else []
-    pieces = zip(*map(_pieces, (expected, computed, *moved, *truth)), strict=True)
-    norms = [_norms(*each, moved=len(moved)) for each in pieces]
+    every: list[Any] = [each.reshape(-1) for each in (expected, computed, *moved, *truth)]
+    pieces = zip(*(each.split(_PIECE) for each in every), strict=True)
+    norms = [_norms(*map(flat, each), moved=len(moved)) for each in pieces]
     if [] in norms:
         return "is not finite in the same places", math.inf
     norm, far, *away = map(math.hypot, *norms)
@@ -572,9 +573,8 @@ def _norms(
 ) -> list[float]:
     """Return the norms of a vector and of its differences from others, where all are finite.
 
-    Returns:
-        An empty list if ``got`` is not finite in the same places as all of the first ``moved``
-        others. Where further ones overflow, which is no rounding, they count as equal.
+    An empty list if ``got`` is not finite in the same places as all of the first ``moved`` others.
+    Where further ones overflow, which is no rounding, they count as equal.
     """
     finite = wanted.isfinite()
     both, alike = finite & got.isfinite(), torch.ones_like(finite)
@@ -593,10 +593,10 @@ def norm_of(tensor: torch.Tensor) -> float:
     return untyped.vector_norm(tensor).item()
 
 
-def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the elements of a tensor in float64, few at a time: all take twice its memory."""
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Flatten a tensor to a float64 vector; complex elements become pairs."""
     tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    return map(torch.Tensor.double, cast("Any", tensor.detach().reshape(-1)).split(_PIECE))
+    return tensor.detach().double().flatten()
 
 
 def is_yardstick(program: Program) -> bool:

@@ -555,11 +555,8 @@ def matched_by_name(shape):
 
 RAW = "ra"
 READS = [
-    *(matched, matched_by_name, operator.attrgetter("raw")),
-    *(
-        lambda shape: operator.attrgetter(RAW + "w")(shape),
-        operator.methodcaller("__reduce_ex__", 2),
-    ),
+    *(matched, matched_by_name, lambda shape: operator.attrgetter(RAW + "w")(shape)),
+    lambda shape: shape.__reduce_ex__(2),
     *(lambda shape: shape.__getattribute__(RAW + "w"), lambda shape: getattr(shape, RAW + "w")),
     lambda shape: object.__getattribute__(shape, RAW + "w"),
     lambda shape: sum(map(getattr, [shape], [RAW + "w"])),

@@ -19,8 +19,9 @@ def options(node: torch.fx.Node) -> dict[str, Any]:
     return node.kwargs
 
 
-def dims_of(node: torch.fx.Node, rank: int, at: int = 1) -> set[int]:
+def dims_of(node: torch.fx.Node, at: int = 1) -> set[int]:
     """Return the dimensions that a reduction operator has as an argument; by default all."""
+    rank = arguments(node)[0].meta["val"].dim()
     dims = arguments(node)[at] if len(arguments(node)) > at else None
     dims = [dims] if isinstance(dims, int) else dims
     everything = set(range(rank))  # of a number there is none, though torch takes 0 and -1

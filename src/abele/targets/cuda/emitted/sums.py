@@ -102,7 +102,7 @@ def sums(translator: Any, node: torch.fx.Node) -> Any:
     result: Place = translator.new_like(node)
     if options(node) or {place.dtype, result.dtype} != {torch.float32} or not result.contiguous:
         return None
-    reduced = dims_of(node, len(place.shape))
+    reduced = dims_of(node)
     if _are_channels(place, reduced):
         summed(translator, place, result)
         return result

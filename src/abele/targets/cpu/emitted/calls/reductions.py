@@ -28,8 +28,7 @@ _ONE: _Dim = (1, 0, 0)
 
 def sum_(translator: Any, node: torch.fx.Node) -> Any:
     """Translate ``aten.sum`` over some or all dimensions to a kernel call."""
-    rank = arguments(node)[0].meta["val"].dim()
-    return _reduced(translator, node, dims_of(node, rank))
+    return _reduced(translator, node, dims_of(node))
 
 
 def mean(translator: Any, node: torch.fx.Node) -> Any:
@@ -37,8 +36,7 @@ def mean(translator: Any, node: torch.fx.Node) -> Any:
     x, result = arguments(node)[0].meta["val"], node.meta["val"]
     if not result.dtype.is_floating_point:
         return None
-    scale = result.numel() / max(1, x.numel())
-    return _reduced(translator, node, dims_of(node, x.dim()), scale)
+    return _reduced(translator, node, dims_of(node), result.numel() / max(1, x.numel()))
 
 
 def norm(translator: Any, node: torch.fx.Node) -> Any:
@@ -48,7 +46,7 @@ def norm(translator: Any, node: torch.fx.Node) -> Any:
         return None
     if x.numel() == result.numel():  # the norm of one number, of which torch makes no square
         return None
-    return _reduced(translator, node, dims_of(node, x.dim(), 2), norm=True)
+    return _reduced(translator, node, dims_of(node, 2), norm=True)
 
 
 def _reduced(
