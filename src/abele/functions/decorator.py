@@ -429,9 +429,7 @@ class Function:
             known.clear()
         return self._other(self._prologue(args, kwargs), {})
 
-    def _called_plainly(
-        self, error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _called_plainly(self, error: BaseException, args: Any, kwargs: dict[str, Any]) -> Any:
         """Call the function after a capture that may succeed at another call.
 
         An error of the call itself says nothing of captures, if there have been some, and neither

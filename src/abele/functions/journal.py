@@ -23,6 +23,7 @@ from abele.warn import called_by_user, user_line
 _Tensor: Any = torch.Tensor  # its attributes have no types
 _READS = {_Tensor.item, _Tensor.__float__, _Tensor.__int__, _Tensor.__bool__, _Tensor.__index__}
 _WHOLE = {_Tensor.item, _Tensor.tolist, _Tensor.numpy}
+_OF_MEMORY, _OF_ARRAYS = (_Tensor.tolist, _Tensor.__dlpack__), (_Tensor.numpy, _Tensor.__array__)
 _OF_GRADIENT = (_Tensor.grad.__set__, _Tensor.grad.__delete__)
 _FREEZES = (_Tensor.requires_grad.__set__, _Tensor.requires_grad_)
 # Conversions that autocast does not make, by which code may cast a weight.
@@ -209,6 +210,11 @@ class RealTensors(TorchFunctionMode):
             if func in _EXPLICIT and self._casting is not None:
                 with self._casting.paused():
                     return func(*args, **(kwargs or {}))
+            if func in _OF_MEMORY:  # which read it past the trace
+                read = _listed(first.detach())
+                return read if func == _Tensor.tolist else func(*args, **(kwargs or {}))
+            if func in _OF_ARRAYS:
+                return func(first.detach(), *args[1:], **(kwargs or {}))
             if func in _ALIASING:
                 alias = func(*args, **(kwargs or {}))
                 self._aliases[id(first)].append(weakref.ref(alias))
@@ -265,3 +271,8 @@ class RealTensors(TorchFunctionMode):
         with torch.no_grad():
             tensor.copy_(value)
         self._moved[id(value)] = value, tensor
+
+
+def _listed(tensor: torch.Tensor) -> Any:
+    """Return the numbers of a tensor as a list, read one by one."""
+    return [*map(_listed, tensor)] if tensor.dim() else tensor.item()

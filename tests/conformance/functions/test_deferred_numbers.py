@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from numpy import asarray
 from torch import nn
 
 from helpers.compiled_functions import Task, batch, compiles, same_as_plain, stays_eager
@@ -354,3 +355,25 @@ def test_the_best_loss_and_the_calls_since(wrap):
         return state.since
 
     return lambda i: step(*batch(i)), lambda: (task, vars(state))
+
+
+READS = [
+    *(lambda t: sum(t.tolist()), lambda t: float(t.numpy().sum()), lambda t: float(asarray(t)[0])),
+    lambda t: torch.from_dlpack(t)[0].item(),
+]
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.filterwarnings("ignore::abele.EagerWarning")
+def test_numbers_of_the_state_that_a_helper_reads_from_memory(read):
+    def build(wrap):
+        task, state = Task(), torch.ones(2)
+        step = wrap(lambda x, y: task.update(task.loss(x, y) * read(state)))
+
+        def call(i):
+            state.add_(i)
+            return step(*batch(i))
+
+        return call, lambda: (task, state)
+
+    assert same_as_plain(build)
