@@ -17,6 +17,7 @@ from typing import Any, cast
 import torch
 
 from abele import _torch
+from abele._torch.replaced import original_of
 from abele.capture import reachable
 from abele.containers import is_dict, items_of
 
@@ -219,7 +220,9 @@ def _contents(value: Any, state: bool) -> list[Any]:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    return {label[1:]: part for label, part in reachable.attributes(value)}
+    """Return the attributes of an object, without what stands for its methods during a trace."""
+    found = {label[1:]: part for label, part in reachable.attributes(value)}
+    return {name: part for name, part in found.items() if original_of(part) is part}
 
 
 def _entries(holder: Any) -> dict[Any, Any]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
+import abele
 from helpers.compiled_functions import Task, batch, compiles, stays_eager
 
 
@@ -144,6 +145,46 @@ def test_a_helper_that_no_first_call_has_run(compiled, catches):
         return call, lambda: (task, vars(AVERAGES))
 
     compiles(programs=1)(build)()
+
+
+class Tee:
+    """A stream that scripts put in the place of the standard one."""
+
+    def __init__(self, stream):
+        self.stream, self.quiet = stream, True
+
+    def write(self, text):
+        return self.stream.write(text)
+
+    def flush(self):
+        self.stream.flush()
+
+
+TEE = Tee(sys.stdout)
+
+
+def note():
+    if not TEE.quiet:
+        TEE.write("not quiet")
+
+
+def test_a_stream_writes_after_a_capture_that_reached_it(monkeypatch):
+    task = Task()
+    monkeypatch.setattr(TEE, "stream", sys.stdout)
+    monkeypatch.setattr(sys, "stdout", TEE)
+
+    @abele.compile
+    def step(x, y, late):
+        loss = task.update(task.loss(x, y))
+        if late:
+            note()
+        return loss
+
+    for i in range(4):
+        step(*batch(i), i > 0)
+        print("a line")
+    assert {*vars(TEE)} == {"stream", "quiet"}
+    assert step.eager is None
 
 
 @pytest.mark.parametrize("earlier", [0, 2])
