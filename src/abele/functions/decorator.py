@@ -294,12 +294,7 @@ class Function:
                 if inputs is not None:
                     if index:
                         self.programs.insert(0, self.programs.pop(index))
-                    try:
-                        return program.run(inputs)
-                    except ValueCheckError:
-                        if program.captured.calls.functions:  # which other processes meet once
-                            raise
-                    return self._body(*args, **kwargs)  # which does the same, up to the error
+                    return self._run(program, inputs, args, kwargs)
             if self.eager is not None:
                 return self._body(*args, **kwargs)
             return self._other(args, kwargs)
@@ -344,7 +339,16 @@ class Function:
             self._said = True
             self._announce(_DROPPED)
         self._add(compiled)
-        return compiled.run(inputs)
+        return self._run(compiled, inputs, args, kwargs)
+
+    def _run(self, program: CompiledCall, inputs: Any, args: Any, kwargs: Any) -> Any:
+        """Run a program, or call the function if a check of the program has failed."""
+        try:
+            return program.run(inputs)
+        except ValueCheckError:
+            if program.captured.calls.functions:  # which other processes meet once
+                raise
+        return self._body(*args, **kwargs)  # which does the same, up to the error
 
     def _called_first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function, and note which numbers change: captures would find out later."""

@@ -76,18 +76,21 @@ def test_checks_that_are_turned_off(wrap):
     return call, list
 
 
-@compiles(programs=1)
-def test_an_argument_that_is_not_valid_fails_as_in_plain_pytorch(wrap):
-    task, other, seen = Task(), Task(), []
+@pytest.mark.parametrize("invalid", [1, 3])  # the first run of the program, and a later one
+def test_an_argument_that_is_not_valid_fails_as_in_plain_pytorch(invalid):
+    def build(wrap):
+        task, other, seen = Task(), Task(), []
 
-    @wrap
-    def step(x, y, scale):
-        seen.append(len(seen))
-        task.update(task.loss(x, y))
-        noise = Normal(torch.zeros(3), scale).rsample()
-        return other.update(F.cross_entropy(other.model(x) + noise, y))
+        @wrap
+        def step(x, y, scale):
+            seen.append(len(seen))
+            task.update(task.loss(x, y))
+            noise = Normal(torch.zeros(3), scale).rsample()
+            return other.update(F.cross_entropy(other.model(x) + noise, y))
 
-    def call(i):
-        return step(*batch(i), torch.tensor([1.0, -1.0 if i == 3 else 1.0, 1.0]))
+        def call(i):
+            return step(*batch(i), torch.tensor([1.0, -1.0 if i == invalid else 1.0, 1.0]))
 
-    return call, lambda: (task, other, seen)
+        return call, lambda: (task, other, seen)
+
+    compiles(programs=1)(build)()
