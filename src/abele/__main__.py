@@ -167,14 +167,14 @@ def _parser(first: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"abele {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, command in _COMMANDS.items():
+        each = commands.add_parser(name, help=command.summary)
         if name in first:
-            importlib.import_module(command.module).add_parser(commands, command.summary)
-            commands.choices[name].formatter_class = _Formatter
-            commands.choices[name].epilog = "\n  ".join(
-                ("examples:", *(f"abele {name} {words}" for words in command.examples))
-            )
-        else:
-            commands.add_parser(name, help=command.summary)
+            module = importlib.import_module(command.module)
+            each.formatter_class = _Formatter
+            examples = (f"abele {name} {words}" for words in command.examples)
+            each.epilog = "\n  ".join(("examples:", *examples))
+            each.set_defaults(command=module.command, name=name)
+            module.add_arguments(each)
     return parser
 
 

@@ -9,22 +9,19 @@ from typing import Any
 _SHELLS: tuple[str, ...] = ("bash", "zsh", "fish")
 
 
-def add_parser(commands: Any, summary: str) -> None:
-    """Add ``abele completion`` to the command-line parser."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "completion",
-        help=summary,
-        description="Prints the script with which a shell completes commands, options and files.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add description and arguments of ``abele completion`` to its parser."""
+    parser.description = (
+        "Prints the script with which a shell completes commands, options and files."
     )
     parser.add_argument("shell", choices=_SHELLS, help="the shell that reads the script")
-    parser.set_defaults(command=command, name="completion")
 
 
 def command(parsed: argparse.Namespace) -> int:
     """Run ``abele completion``: print the script for a shell.
 
     Args:
-        parsed: arguments parsed by the parser of ``add_parser``; ``whole_parser`` returns the
+        parsed: arguments parsed by the parser of ``add_arguments``; ``whole_parser`` returns the
             parser of all commands.
     """
     import shtab  # of an extra

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import difflib
 from pathlib import Path
-from typing import Any
 
 from abele.errors import AbeleError
 
@@ -14,16 +13,13 @@ _HERE = Path(__file__).parent
 _FOLDERS = (_HERE / "_docs", _HERE.parents[1] / "docs")
 
 
-def add_parser(commands: Any, summary: str) -> None:
-    """Add ``abele docs`` to the command-line parser."""
-    docs: argparse.ArgumentParser = commands.add_parser(
-        "docs",
-        help=summary,
-        description="Prints a page of the documentation as Markdown. Without a page, lists all. "
-        "PAGE#ANCHOR prints the lines with that anchor.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add description and arguments of ``abele docs`` to its parser."""
+    parser.description = (
+        "Prints a page of the documentation as Markdown. Without a page, lists all. PAGE#ANCHOR "
+        "prints the lines with that anchor."
     )
-    docs.add_argument("page", nargs="?", metavar="PAGE", help="name or path of a page")
-    docs.set_defaults(command=command, name="docs")
+    parser.add_argument("page", nargs="?", metavar="PAGE", help="name or path of a page")
 
 
 def command(parsed: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -47,17 +47,14 @@ class Finding(NamedTuple):
     advice: str | None = None
 
 
-def add_parser(commands: Any, summary: str) -> None:
-    """Add ``abele doctor`` to the command-line parser."""
-    doctor: argparse.ArgumentParser = commands.add_parser(
-        "doctor",
-        help=summary,
-        description="Shows versions, processor, compiler, kernels, targets, folders, optional "
-        "packages and variables of this installation, with advice where something is missing. "
-        "Compiles and changes nothing. Status: 0, or 1 if there is advice.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add description and arguments of ``abele doctor`` to its parser."""
+    parser.description = (
+        "Shows versions, processor, compiler, kernels, targets, folders, optional packages and "
+        "variables of this installation, with advice where something is missing. Compiles and "
+        "changes nothing. Status: 0, or 1 if there is advice."
     )
-    doctor.add_argument("--json", action="store_true", help="as JSON, to be read by programs")
-    doctor.set_defaults(command=command, name="doctor")
+    parser.add_argument("--json", action="store_true", help="as JSON, to be read by programs")
 
 
 def command(parsed: argparse.Namespace) -> int:

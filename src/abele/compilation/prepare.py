@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import Any
 
 from abele.errors import TargetError
 from abele.targets import get_target
 
 
-def add_parser(commands: Any, summary: str) -> None:
-    """Add ``abele prepare`` to the command-line parser."""
-    prepare: argparse.ArgumentParser = commands.add_parser(
-        "prepare",
-        help=summary,
-        description="Compiles abele's kernels for this machine, about half a minute of work. "
-        "Otherwise each program compiles those that it calls beside its first steps. Run it after "
-        "installing, or before jobs start that share a home folder.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add description and arguments of ``abele prepare`` to its parser."""
+    parser.description = (
+        "Compiles abele's kernels for this machine, about half a minute of work. Otherwise each "
+        "program compiles those that it calls beside its first steps. Run it after installing, or "
+        "before jobs start that share a home folder."
     )
-    prepare.add_argument(
+    parser.add_argument(
         "target", nargs="?", default="cpu", help="what programs are to run on (default: cpu)"
     )
-    prepare.set_defaults(command=command, name="prepare")
 
 
 def command(parsed: argparse.Namespace) -> int:

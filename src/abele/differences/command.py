@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from abele.differences.finding import why_different
 from abele.differences.subject import of_script, setting
@@ -15,18 +14,17 @@ from abele.report.comparison import why_runs_differ
 from abele.report.record import FILE
 
 
-def add_parser(commands: Any, summary: str) -> None:
-    """Add the ``diff`` command to an argument parser's subcommands."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "diff",
-        help=summary,
-        usage="abele diff [-h] [--json] SCRIPT A B [-- ARG ...]\n"
-        "       abele diff [-h] [--json] RUN RUN2",
-        description="Runs SCRIPT up to its first training step and computes that step in two ways "
-        "and in float64. Exits with 0 if the two are equal but for rounding, 1 if they part, 2 if "
-        "that cannot be said. Of two recorded RUNs, says which options, programs, kernels, targets "
-        "and versions differ, and at which update their losses part; runs nothing. Exits with 0 if "
-        "nothing differs, 1 if anything does, 2 if that cannot be said.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add description and arguments of ``abele diff`` to its parser."""
+    parser.usage = (
+        "abele diff [-h] [--json] SCRIPT A B [-- ARG ...]\n       abele diff [-h] [--json] RUN RUN2"
+    )
+    parser.description = (
+        "Runs SCRIPT up to its first training step and computes that step in two ways and in "
+        "float64. Exits with 0 if the two are equal but for rounding, 1 if they part, 2 if that "
+        "cannot be said. Of two recorded RUNs, says which options, programs, kernels, targets and "
+        "versions differ, and at which update their losses part; runs nothing. Exits with 0 if "
+        "nothing differs, 1 if anything does, 2 if that cannot be said."
     )
     ways = "reference, cpu, cuda, a lowering as cpu:emitted, half, bfloat16 or float64"
     subject = f"a Python program; or the folder of a run, or its {FILE}"
@@ -34,14 +32,14 @@ def add_parser(commands: Any, summary: str) -> None:
     parser.add_argument("first", metavar="A", help=f"{ways}; or another run")
     parser.add_argument("second", metavar="B", nargs="?", help="another of these; not of two runs")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-    parser.set_defaults(command=command, name="diff", cannot=2)
+    parser.set_defaults(cannot=2)
 
 
 def command(parsed: argparse.Namespace) -> int:
     """Run ``abele diff``: print the comparison and return the exit status.
 
     Args:
-        parsed: arguments parsed by the parser of ``add_parser``; ``rest`` is for the script.
+        parsed: arguments parsed by the parser of ``add_arguments``; ``rest`` is for the script.
 
     Raises:
         DifferenceError: a setting is unknown or cannot run the program, or the arguments are

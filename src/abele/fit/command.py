@@ -26,53 +26,37 @@ _INTERRUPTED = 128 + signal.SIGINT
 STATUS = {"fits": 0, "does not fit": 3, "uncertain": 4}
 
 
-def add_parser(commands: Any, summary: str) -> None:
-    """Add the ``fit`` command to an argument parser's subcommands."""
-    parser = of_script(
-        commands,
-        "fit",
-        "[--limit LIMIT]",
-        summary=summary,
-        description="Runs SCRIPT up to its first compile and says whether the model fits. "
-        "Exits with 0 if it fits, 3 if it does not, 4 if that is uncertain.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add description and arguments of ``abele fit`` to its parser."""
+    parser.description = (
+        "Runs SCRIPT up to its first compile and says whether the model fits. Exits with 0 if it "
+        "fits, 3 if it does not, 4 if that is uncertain."
     )
+    add_script(parser, "fit [-h] [--limit LIMIT]")
     parser.add_argument(
         "--limit",
         metavar="LIMIT",
         help="cpu, cuda:0, a size such as 8GiB, or mk2 for IPUs (default: the device)",
     )
-    parser.set_defaults(command=command)
 
 
-def of_script(
-    commands: Any, name: str, options: str, *, summary: str, description: str
-) -> argparse.ArgumentParser:
-    """Add a command that runs a script up to its first compile, to an argument parser.
+def add_script(parser: argparse.ArgumentParser, own: str) -> None:
+    """Add the arguments of all commands that run a script up to its first compile.
 
     Args:
-        commands: subcommands of the parser.
-        name: name of the command.
-        options: usage text of options that the caller adds.
-        summary: line for the list of commands.
-        description: text for the command's help.
+        parser: of the command.
+        own: usage text of the command and the options that the caller adds.
     """
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=summary,
-        usage=f"abele {name} [-h] {options} [--json] SCRIPT [-- ARG ...]",
-        description=description,
-    )
+    parser.usage = f"abele {own} [--json] SCRIPT [-- ARG ...]"
     parser.add_argument("script", type=Path, metavar="SCRIPT", help="a Python program")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.set_defaults(name=name)
-    return parser
 
 
 def command(parsed: argparse.Namespace) -> int:
     """Run ``abele fit`` and return the exit status.
 
     Args:
-        parsed: arguments parsed by the parser of ``add_parser``; ``rest`` is for the script.
+        parsed: arguments parsed by the parser of ``add_arguments``; ``rest`` is for the script.
 
     Raises:
         FitError: there is no such limit or script, or the script fails or compiles nothing.
@@ -92,7 +76,7 @@ def answered(
     """Run a script up to its first compile, print the estimate, and return the exit status.
 
     Args:
-        parsed: arguments of a command that ``of_script`` has added.
+        parsed: arguments of a command that calls ``add_script``.
         wanted: options of the question, such as a limit.
         called: the command line without the arguments of the script.
         of_function: see ``Question``.

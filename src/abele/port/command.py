@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from abele.errors import PortError
 from abele.port import files
@@ -21,20 +20,19 @@ _DEEP = (
 )
 
 
-def add_parser(commands: Any, summary: str) -> None:
-    """Add the ``port`` command to an argument parser's subcommands."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "port",
-        help=summary,
-        usage="abele port [-h] (-o OUT [--check STEPS] | --scan) [--to TARGET] "
-        "[--verbose] SCRIPT [-- ARG ...]",
-        description="Makes a PopTorch program of SCRIPT, a program of plain PyTorch, with what it "
-        "imports from its folder, or of all files of a folder. Plain PyTorch need not become a "
-        "PopTorch program to run on abele: abele.compile trains it as it stands (docs/compile.md). "
-        "New files are written to OUT; the program itself is not touched. Exits with 0 if no line "
-        "is left to do, 1 if --check finds a difference, or a file is not there, 2 if --check "
-        "cannot compare, 3 if lines are left to do by hand or nothing would run on abele, 4 if it "
-        "is blocked.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add description and arguments of ``abele port`` to its parser."""
+    parser.usage = (
+        "abele port [-h] (-o OUT [--check STEPS] | --scan) [--to TARGET] "
+        "[--verbose] SCRIPT [-- ARG ...]"
+    )
+    parser.description = (
+        "Makes a PopTorch program of SCRIPT, a program of plain PyTorch, with what it imports from "
+        "its folder, or of all files of a folder. Plain PyTorch need not become a PopTorch program "
+        "to run on abele: abele.compile trains it as it stands (docs/compile.md). New files are "
+        "written to OUT; the program itself is not touched. Exits with 0 if no line is left to do, "
+        "1 if --check finds a difference, or a file is not there, 2 if --check cannot compare, 3 "
+        "if lines are left to do by hand or nothing would run on abele, 4 if it is blocked."
     )
     parser.add_argument("script", type=Path, metavar="SCRIPT", help="a Python program, or a folder")
     where = parser.add_mutually_exclusive_group(required=True)
@@ -56,7 +54,6 @@ def add_parser(commands: Any, summary: str) -> None:
     parser.add_argument(
         "--verbose", action="store_true", help="name every line, also unchanged ones"
     )
-    parser.set_defaults(command=command, name="port")
 
 
 def command(parsed: argparse.Namespace) -> int:

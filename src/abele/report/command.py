@@ -16,20 +16,17 @@ from abele.report.page.markup import as_text
 from abele.storage.atomic import write_text
 
 
-def add_parser(commands: Any, summary: str) -> None:
-    """Add the ``report`` command to an argument parser's subcommands."""
-    report: argparse.ArgumentParser = commands.add_parser(
-        "report", help=summary, description="Makes the page of a run."
-    )
-    report.add_argument("run", type=Path, help="folder of a run, its run.json, or what it is in")
-    report.add_argument("--compare", type=Path, metavar="RUN2", help="say how RUN2 differs")
-    where = report.add_mutually_exclusive_group()
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add description and arguments of ``abele report`` to its parser."""
+    parser.description = "Makes the page of a run."
+    parser.add_argument("run", type=Path, help="folder of a run, its run.json, or what it is in")
+    parser.add_argument("--compare", type=Path, metavar="RUN2", help="say how RUN2 differs")
+    where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "-o", "--output", type=Path, metavar="PAGE", help=f"default: {FILE} in the run's folder"
     )
     where.add_argument("--text", action="store_true", help="print it as text, and write no page")
     where.add_argument("--json", action="store_true", help="print JSON, and write no page")
-    report.set_defaults(command=command, name="report")
 
 
 def command(parsed: argparse.Namespace) -> int:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from abele.errors import StageError
 from abele.fit import limits
-from abele.fit.command import answered, of_script
+from abele.fit.command import add_script, answered
 
 
-def add_parser(commands: Any, summary: str) -> None:
-    """Add the ``stage`` command to an argument parser's subcommands."""
-    parser = of_script(
-        commands,
-        "stage",
-        "--ipus N [--limit LIMIT]",
-        summary=summary,
-        description="Runs SCRIPT up to its first compile and divides the model into stages that "
-        "take equally long and fit into memory. Exits with 0 if they fit, 3 if they do not, 4 if "
-        "that is uncertain.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add description and arguments of ``abele stage`` to its parser."""
+    parser.description = (
+        "Runs SCRIPT up to its first compile and divides the model into stages that take equally "
+        "long and fit into memory. Exits with 0 if they fit, 3 if they do not, 4 if that is "
+        "uncertain."
     )
+    add_script(parser, "stage [-h] --ipus N [--limit LIMIT]")
     parser.add_argument("--ipus", type=int, required=True, metavar="N", help="how many devices")
     parser.add_argument(
         "--limit",
@@ -28,14 +24,13 @@ def add_parser(commands: Any, summary: str) -> None:
         metavar="LIMIT",
         help="memory of each: mk2 or a size such as 8GiB (default: mk2)",
     )
-    parser.set_defaults(command=command)
 
 
 def command(parsed: argparse.Namespace) -> int:
     """Run ``abele stage`` and return the exit status.
 
     Args:
-        parsed: arguments parsed by the parser of ``add_parser``; ``rest`` is for the script.
+        parsed: arguments parsed by the parser of ``add_arguments``; ``rest`` is for the script.
 
     Raises:
         StageError: the model cannot be divided into so many stages.
