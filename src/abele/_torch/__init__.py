@@ -216,13 +216,13 @@ def causal_masks_from(
     """
     from torch.nn.modules import transformer
 
-    original = transformer._detect_is_causal_mask
-    thread = threading.get_ident()
-
     def detect(
-        mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None
+        original: Any,
+        mask: torch.Tensor | None,
+        is_causal: bool | None = None,
+        size: int | None = None,
     ) -> bool:
-        if is_causal is not None or mask is None or threading.get_ident() != thread:
+        if is_causal is not None or mask is None:
             return original(mask, is_causal, size)
         value = value_of(mask)
         if value is None:
@@ -230,11 +230,8 @@ def causal_masks_from(
         with outside_the_trace():
             return original(value, is_causal, size)
 
-    transformer._detect_is_causal_mask = detect
-    try:
+    with replaced((transformer, "_detect_is_causal_mask", detect)):
         yield
-    finally:
-        transformer._detect_is_causal_mask = original
 
 
 def checks_distributions() -> bool:

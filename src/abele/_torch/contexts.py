@@ -8,7 +8,6 @@ import contextlib
 import contextvars
 import functools
 import importlib
-import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, MutableMapping
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from torch.utils import checkpoint
 from torch.utils._device import DeviceContext
 
+from abele._torch.replaced import replaced
 from abele._torch.versions import optional
 from abele.contexts import held
 
@@ -53,24 +53,17 @@ def recomputed_within(context: Callable[[], Any]) -> Generator[None]:
     Args:
         context: returns a context manager, once for each computation.
     """
-    module: Any = checkpoint
-    name, thread = _recomputing(), threading.get_ident()
-    original = getattr(module, name)
 
-    def generator(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def generator(original: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         @functools.wraps(function)
         def again(*args: Any, **kwargs: Any) -> Any:
             with context():
                 return function(*args, **kwargs)
 
-        ours = threading.get_ident() == thread
-        return original(again if ours else function, *args, **kwargs)
+        return original(again, *args, **kwargs)
 
-    setattr(module, name, generator)
-    try:
+    with replaced((checkpoint, _recomputing(), generator)):
         yield
-    finally:
-        setattr(module, name, original)
 
 
 def _recomputing() -> str:
