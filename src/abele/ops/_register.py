@@ -30,6 +30,16 @@ def shapes_of(name: str) -> Callable[[_Function], _Function]:
     return library.register_fake(name)
 
 
+def results_like(name: str, *arguments: int) -> None:
+    """Define that each result of an operator has the shape and type of an argument, by position."""
+
+    def shapes(*given: Any) -> Any:
+        results = [torch.empty_like(given[position]) for position in arguments]
+        return tuple(results) if len(results) > 1 else results[0]
+
+    shapes_of(name)(shapes)
+
+
 def register_gradient(
     name: str,
     backward: Callable[..., Any],

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from abele.ops._register import implements, shapes_of
+from abele.ops._register import implements, results_like, shapes_of
 
 _FORWARD = "abele::norm_activation"
 _BACKWARD = "abele::norm_activation_backward"
@@ -120,11 +120,7 @@ def _gradients(
     return grad_x, grad_weight, grad_bias
 
 
-@shapes_of(_BACKWARD)
-def _backward_shapes(
-    grad: torch.Tensor, kept: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *others: Any
-) -> tuple[torch.Tensor, ...]:
-    return torch.empty_like(kept), torch.empty_like(weight), torch.empty_like(bias)
+results_like(_BACKWARD, 1, 2, 3)
 
 
 @implements(_SAVED, "(Tensor kept, Tensor y, Tensor copy) -> Tensor")
@@ -133,9 +129,7 @@ def _saved(kept: torch.Tensor, y: torch.Tensor, copy: torch.Tensor) -> torch.Ten
     return copy if kept.data_ptr() == y.data_ptr() else kept.to(copy.dtype)
 
 
-@shapes_of(_SAVED)
-def _saved_shape(kept: torch.Tensor, y: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(copy)
+results_like(_SAVED, 2)
 
 
 @implements(_EVALUATION, "(Tensor x, Tensor scale, Tensor shift, float slope) -> Tensor")
@@ -146,9 +140,7 @@ def _evaluation(
     return _leaky(wide * _along(scale, x) + _along(shift, x), slope).to(x.dtype)
 
 
-@shapes_of(_EVALUATION)
-def _evaluation_shape(x: torch.Tensor, *others: Any) -> torch.Tensor:
-    return torch.empty_like(x)
+results_like(_EVALUATION, 0)
 
 
 @implements(
@@ -199,18 +191,7 @@ def _of_sum_backward(
     return masked.to(images), grad_x.to(images), *(each.to(of_weight) for each in rest)
 
 
-@shapes_of(_OF_SUM_BACKWARD)
-def _of_sum_backward_shapes(
-    grad: torch.Tensor,
-    more: torch.Tensor | None,
-    y: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    *others: Any,
-) -> tuple[torch.Tensor, ...]:
-    of_weight = torch.empty_like(weight), torch.empty_like(weight)
-    return torch.empty_like(x), torch.empty_like(x), *of_weight
-
+results_like(_OF_SUM_BACKWARD, 3, 3, 4, 4)
 
 forward = torch.ops.abele.norm_activation.default
 backward = torch.ops.abele.norm_activation_backward.default
