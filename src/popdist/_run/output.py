@@ -33,9 +33,9 @@ class _Format(logging.Formatter):
         return "\n".join(head + line for line in record.getMessage().splitlines())
 
 
-def set_up_log(verbosity: int, stream: TextIO | None = None) -> None:
-    """Send log lines to a stream: 0 for warnings and errors, 1 also information, 2 everything."""
-    handler = logging.StreamHandler(stream or sys.stderr)
+def set_up_log(verbosity: int) -> None:
+    """Send log lines to stderr: 0 for warnings and errors, 1 also information, 2 everything."""
+    handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Format())
     logger.handlers = [handler]
     logger.propagate = False
