@@ -18,7 +18,7 @@ UNCLEAR = re.compile(
 # Lines of Python and C++ per folder, in hundreds. They only go down: a commit that raises one says
 # which published program, test of the original or row of a benchmark needs it.
 BUDGETS = {
-    "src": 1171,
+    "src": 1172,
     "src/abele/_torch": 24,
     "src/abele/arena": 12,
     "src/abele/capture": 35,
@@ -27,7 +27,7 @@ BUDGETS = {
     "src/abele/differences": 12,
     "src/abele/dynamo": 7,
     "src/abele/fit": 15,
-    "src/abele/functions": 74,
+    "src/abele/functions": 76,
     "src/abele/kernels": 135,
     "src/abele/ops": 21,
     "src/abele/passes": 33,
@@ -48,7 +48,7 @@ BUDGETS = {
     "src/popdist": 31,
     "src/poptorch": 168,
     "src/sambaflow": 33,
-    "tests": 944,
+    "tests": 947,
     "tests/unit/port": 54,
     "benchmarks": 88,
 }

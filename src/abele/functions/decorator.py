@@ -42,7 +42,7 @@ from abele.functions.optimizers import changed_names, numbers_of
 from abele.functions.prologue import Prologue, split
 from abele.functions.source import may_change_arguments
 from abele.functions.state import Changed, NotYetError, Reached, holds_tensors
-from abele.functions.varying import NUMBERS, Place, Slots
+from abele.functions.varying import NUMBERS, Element, Place, Slots, What, elements_of
 from abele.kernels.build import cache_folder
 from abele.locks import Lock
 from abele.program.core import is_library
@@ -180,8 +180,9 @@ class Function:
         self._expected = frozenset[str]()  # names that the first call counts by
         self._first: tuple[list[Any], Any] = [], None  # its arguments, and optimizers' numbers
         self._rates: list[tuple[torch.optim.Optimizer, list[Any]]] = []
-        self._read = set[int | Place]()
+        self._read = set[What]()
         self._counters, self._defers = set[Place](), False
+        self._elements = dict[int, Element]()  # of the state that calls change, by memory
         self._lock = Lock()
         self._name = getattr(function, "__qualname__", type(function).__name__)
         self._of_others: dict[int, _Bound] = {}  # for classes, and objects without a dictionary
@@ -352,7 +353,7 @@ class Function:
 
     def _called_first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function, and note which numbers change: captures would find out later."""
-        code, reached = code_of(self._body), None
+        code, reached, integers = code_of(self._body), None, dict[int, Element]()
         leaves, structure = _torch.flatten((args, kwargs))
         self._first = [each if type(each) in NUMBERS else None for each in leaves], structure
         with contextlib.suppress(Exception):  # which the call or the capture will raise
@@ -362,8 +363,12 @@ class Function:
             reached = Reached(self._body, frames, ())
             optimizers = [each for _, each in reached.optimizers.values()]
             self._rates = [(each, numbers_of(each)) for each in optimizers]
+            integers = elements_of(tensor for _, tensor, _ in reached.names())
         with self._frames.watching():
             result = self._body(*args, **kwargs)
+        with contextlib.suppress(RuntimeError):  # one has another size now
+            changed = {key: e for key, e in integers.items() if e.get() != e.look()}
+            self._elements.update(changed)
         with contextlib.suppress(NotYetError):
             changes = list[Changed]() if reached is None else reached.changes()[0]
             counted = [e.names() for e in changes if {type(e.before), type(e.after)} <= {*NUMBERS}]
@@ -463,6 +468,8 @@ class Function:
             self._moved |= {id(t): t for t in program.moved() if id(t) not in trained}
             for each in program.captured.numbers:
                 self._promoted[id(each.optimizer)] |= each.changed()[1] - {"param_groups"}
+            read = (each.slots.values() for each in program.captured.read if not each.holds())
+            self._elements = elements_of(now for each in read for now, _ in each) | self._elements
 
     def _compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledCall:
         """Capture and compile a call, for any value of the numbers that differ from other calls.
@@ -474,6 +481,7 @@ class Function:
         self._changed, self._expected = self._changed | expected, frozenset[str]()
         found = [program.changed(args, kwargs) for program in self.programs[:1]]
         differ = found[0] if found else self._changed_since_first(args, kwargs)
+        differ |= {each: each.look() for each in self._elements.values()}
         while free := {k: v for k, v in differ.items() if k not in self._read}:
             numbers = self._numbers(free)
             with contextlib.suppress(Exception):  # then something reads their values
@@ -500,7 +508,7 @@ class Function:
                 raise
             return compiled
 
-    def _changed_since_first(self, args: Any, kwargs: Any) -> dict[int | Place, Any]:
+    def _changed_since_first(self, args: Any, kwargs: Any) -> dict[What, Any]:
         """Return the numbers among arguments that differ from those of the first call."""
         (before, expected), (leaves, structure) = self._first, _torch.flatten((args, kwargs))
         if self._expands or structure != expected:
@@ -508,9 +516,9 @@ class Function:
         pairs = enumerate(zip(before, leaves, strict=True))
         return {i: b for i, (a, b) in pairs if type(a) is type(b) and a != b and a is not None}
 
-    def _numbers(self, free: Mapping[int | Place, Any]) -> Slots:
+    def _numbers(self, free: Mapping[What, Any]) -> Slots:
         """Return the slots of numbers that a capture is not to depend on."""
-        places = dict[int | Place, Any]()
+        places = dict[What, Any]()
         for place in self._counters if self._defers else ():
             with contextlib.suppress(LookupError):  # it is set at some calls only
                 places |= {place: place.get()} if type(place.get()) in NUMBERS else {}

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -15,13 +16,16 @@ from torch.overrides import TorchFunctionMode
 from abele import _torch
 from abele._torch.casts import Casts
 from abele.errors import CaptureError
+from abele.functions.positions import write
 from abele.functions.varying import Item, Slots
+from abele.program.aliasing import base, written
 from abele.trace.adopted import Adopted
 from abele.trace.decompositions import constant_value
 from abele.warn import called_by_user, user_line
 
 _Tensor: Any = torch.Tensor  # its attributes have no types
 _READS = {_Tensor.item, _Tensor.__float__, _Tensor.__int__, _Tensor.__bool__, _Tensor.__index__}
+_NUMBER, _SETS = (_Tensor.item, _Tensor.__int__), (_Tensor.__setitem__, _Tensor.fill_)
 _WHOLE = {_Tensor.item, _Tensor.tolist, _Tensor.numpy}
 _OF_MEMORY, _OF_ARRAYS = (_Tensor.tolist, _Tensor.__dlpack__), (_Tensor.numpy, _Tensor.__array__)
 _OF_GRADIENT = (_Tensor.grad.__set__, _Tensor.grad.__delete__)
@@ -185,8 +189,8 @@ class RealTensors(TorchFunctionMode):
         if self._moved:
             args = tuple(self._moved.get(id(each), (each, each))[1] for each in args)
         first = args[0] if args else None
-        if func in _WHOLE and self._numbers.defers and not kwargs:
-            return self._read(func, *args)
+        if not kwargs and (made := self._of_numbers(func, *args)) is not None:
+            return made
         if func in _OF_LAYOUT and self._laid and called_by_user():
             return func(self._as_laid(first), *args[1:], **(kwargs or {}))
         if func in _READS:
@@ -243,6 +247,24 @@ class RealTensors(TorchFunctionMode):
             made = Item(tensor if shares else tensor.detach().clone(), read, self._numbers)
         self._numbers.items.append(made)
         return made
+
+    def _of_numbers(self, func: Callable[..., Any], tensor: Any = None, *others: Any) -> Any:
+        """Return what a function does with a number that changes with each call; None if none."""
+        if func in _NUMBER and (made := self._element(tensor)) is not None:
+            return made
+        if func in _SETS and write(tensor, (*others[:-1], ...)[0], others[-1]):
+            return tensor  # as fill_ does
+        return self._read(func, tensor) if func in _WHOLE and self._numbers.defers else None
+
+    def _element(self, tensor: torch.Tensor) -> Any:
+        """Return what stands for the only element of a tensor of state; None if nothing does."""
+        if tensor.numel() != 1 or not self._numbers.elements or not called_by_user():
+            return None
+        node = _torch.traced_node(tensor.detach())
+        memory = None if node is None else base(node)
+        nodes = [*map(base, chain.from_iterable(map(written, _torch.traced_nodes())))]
+        state = None if memory in nodes else self._adopted.tensor_of(memory)
+        return None if state is None or state.numel() != 1 else self._numbers.element(state)
 
     def _as_laid(self, tensor: Any) -> torch.Tensor:
         """Return a tensor with the layout that an argument has in the user's memory."""

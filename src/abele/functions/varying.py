@@ -113,14 +113,44 @@ def entry_of(holder: Any, key: Any) -> Place | None:
     return None if found is None or isinstance(found[0], type) else Place(found[0], key)
 
 
+class Element:
+    """The only element of a tensor of state, an integer that is read before each call.
+
+    Args:
+        tensor: the user's tensor.
+    """
+
+    def __init__(self, tensor: torch.Tensor):
+        self.tensor, self._number = tensor, int(tensor.item())
+
+    def look(self) -> int:
+        """Read the number before a call."""
+        self._number = int(self.tensor.item())
+        return self._number
+
+    def get(self) -> int:
+        """Return the number before the latest call."""
+        return self._number
+
+
+def elements_of(tensors: Iterable[torch.Tensor]) -> dict[int, Element]:
+    """Return the elements of those tensors that have one integer, by the tensors' memory."""
+    kinds = (torch.int64, torch.int32)
+    found = (each for each in tensors if each.numel() == 1 and each.dtype in kinds)
+    return {_torch.memory_of(each): Element(each) for each in found}
+
+
+What = int | Place | Element  # the index of an argument, or what has a number
+
+
 class ReadError(CaptureError):
     """A capture needs the value of something that it is not to depend on.
 
     Attributes:
-        what: index of an argument, or a place.
+        what: index of an argument, place, or element of a tensor.
     """
 
-    def __init__(self, what: int | Place):
+    def __init__(self, what: What):
         super().__init__(f"The value of a number is computed with, at {user_line()}.")
         self.what = what
 
@@ -168,17 +198,17 @@ class Unread(Opaque):
     statements of the host.
 
     Attributes:
-        what: index of an argument, or a place.
+        what: index of an argument, place, or element of a tensor.
         error: of the first use of its value; None if there was none.
     """
 
-    def __init__(self, what: int | Place, kind: type):
+    def __init__(self, what: What, kind: type):
         self.what, self.kind = what, kind
         self.error: CaptureError | None = None
 
     def now(self, leaves: Sequence[Any]) -> Any:
         """Return the value at a call with the given leaves of arguments."""
-        return self.what.get() if isinstance(self.what, Place) else leaves[self.what]
+        return leaves[self.what] if isinstance(self.what, int) else self.what.get()
 
     @property
     def __class__(self) -> Any:  # type: ignore[reportIncompatibleMethodOverride]
@@ -198,7 +228,7 @@ class Varying(Unread):
     """Stands for a number that tensors are combined with, whose value is a slot.
 
     Args:
-        what: index of an argument, or a place.
+        what: index of an argument, place, or element of a tensor.
         number: its value in the captured call.
         slots: gets the slot.
         key: is the same for numbers that have the same value at each call.
@@ -206,7 +236,7 @@ class Varying(Unread):
 
     late = False  # whether its value follows from a tensor that the program computes
 
-    def __init__(self, what: int | Place, number: Any, slots: Slots, key: Any = None):
+    def __init__(self, what: What, number: Any, slots: Slots, key: Any = None):
         super().__init__(what, cast("Any", type(number)))
         self.number, self._slots, self.key = number, slots, what if key is None else key
 
@@ -215,6 +245,12 @@ class Varying(Unread):
         if self.late or self.kind not in NUMBERS or not _fits(self.kind, self.number):
             return self.refuse()
         return self._slots.tensor_of(self)
+
+    def rounded(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the number as a 0-d tensor of a type to which plain PyTorch converts it."""
+        if self.kind is int:
+            return self.slot().long().to(dtype)
+        return self.slot().to(dtype) if dtype in _FLOATS else self.refuse()
 
     @classmethod
     def __torch_function__(cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -230,7 +266,7 @@ class Varying(Unread):
         )
         alpha: Any = named.pop("alpha", None) if name in _SUMS and len(tensors) == 2 else None
         given = (*args, *named.values(), alpha, value)
-        numbers: list[Any] = [each for each in given if _is_varying(each)]
+        numbers: list[Any] = [each for each in given if is_varying(each)]
         if not numbers:
             raise CaptureError(
                 f"A list with a number of Python is passed to torch, at {user_line()}."
@@ -238,16 +274,16 @@ class Varying(Unread):
         if not known or named or len(dtypes) != 1 or not dtypes.issubset(_FLOATS):
             return numbers[0].refuse()
         (dtype,) = dtypes
-        if _is_varying(alpha):
+        if is_varying(alpha):
             first, second = tensors
             sum_of = first.addcmul_ if name.endswith("_") else first.addcmul
             return sum_of(second, alpha.slot().to(dtype), value=_SUMS[name])
         if value is not None:
-            if torch.is_grad_enabled() or not _is_varying(value):
+            if torch.is_grad_enabled() or not is_varying(value):
                 return numbers[0].refuse()
             return func(tensors[0], tensors[1] * value.slot().to(dtype), tensors[2])
         extra = {} if alpha is None else {"alpha": alpha}
-        return func(*(e.slot().to(dtype) if _is_varying(e) else e for e in args), **extra)
+        return func(*(e.slot().to(dtype) if is_varying(e) else e for e in args), **extra)
 
     def combined(self, name: str, other: Any, *, mirrored: str | None = None) -> Any:
         """Combine the number with a tensor, or compute with it as Python does.
@@ -268,12 +304,20 @@ class Varying(Unread):
 
     def decides(self, comparison: Callable[..., bool], *others: Any) -> bool:
         """Return whether a comparison is true; the program is for calls in which it is so, too."""
-        if not (self._slots.decides and _are_numbers(others)):
+        may_decide = self._slots.decides or isinstance(self.what, Element)
+        if not (may_decide and _are_numbers(others)):
             return self.refuse()
         made = self.computed(comparison, *others)
         if made.late:
             return made.refuse()
         return bool(self._slots.conditions.setdefault(made.key, (made, bool(made.number)))[1])
+
+    def require(self, condition: Callable[..., bool], *others: Any) -> None:
+        """Let the program be for calls in which a condition holds, as it has to in this one."""
+        made = self.computed(condition, *others)
+        if made.late or not made.number:
+            self.refuse()
+        self._slots.conditions.setdefault(made.key, (made, True))
 
     def __bool__(self) -> bool:
         return self.decides(operator.truth)
@@ -297,14 +341,14 @@ class Derived(Varying):
 
     def __init__(self, slots: Slots, function: Callable[..., Any], *operands: Any):
         self._function, self._operands = function, operands
-        self._origins = [each for each in operands if _is_varying(each)]
+        self._origins = [each for each in operands if is_varying(each)]
         self.late = any(each.late for each in self._origins)
-        numbers = [each.number if _is_varying(each) else each for each in operands]
+        numbers = [each.number if is_varying(each) else each for each in operands]
         try:
             number = function(*numbers)
         except (ArithmeticError, ValueError):  # which the user's code may catch
             number = self.refuse()
-        keys = (e.key if _is_varying(e) else f"{type(e)} {e!r}" for e in operands)
+        keys = (e.key if is_varying(e) else f"{type(e)} {e!r}" for e in operands)
         super().__init__(self._origins[0].what, number, slots, (function, *keys))
         if not self.late and function not in _ALWAYS_DEFINED:
             slots.conditions.setdefault((self.key, "raises"), (self, None))
@@ -312,7 +356,7 @@ class Derived(Varying):
     def now(self, leaves: Sequence[Any]) -> Any:
         """Return the value at a call with the given leaves of arguments."""
         return self._function(
-            *(each.now(leaves) if _is_varying(each) else each for each in self._operands)
+            *(each.now(leaves) if is_varying(each) else each for each in self._operands)
         )
 
     def slot(self) -> torch.Tensor:
@@ -320,9 +364,9 @@ class Derived(Varying):
         if not self.late:
             return super().slot()
         function: Any = self._function
-        operands = [each.slot() if _is_varying(each) else each for each in self._operands]
+        operands = [each.slot() if is_varying(each) else each for each in self._operands]
         operands = [float(n) if type(n) is int and abs(n) <= _MOST else n for n in operands]
-        divides = function is _operators.truediv and _is_varying(self._operands[1])
+        divides = function is _operators.truediv and is_varying(self._operands[1])
         if function not in _EXACT or divides or not {*map(type, operands)} <= _OPERANDS:
             return self.refuse()
         return function(*operands)
@@ -390,7 +434,7 @@ def _conversion(kind: Any, slots: Slots) -> type:
 
     def convert(self: Any, *args: Any, **kwargs: Any) -> Any:
         value = args[0].item() if args and isinstance(args[0], torch.Tensor) else (*args, None)[0]
-        return Derived(slots, kind, value) if _is_varying(value) else kind(*args, **kwargs)
+        return Derived(slots, kind, value) if is_varying(value) else kind(*args, **kwargs)
 
     class Conversion(type):
         __call__ = convert
@@ -405,40 +449,44 @@ def _fits(kind: type, number: Any) -> bool:
     return issubclass(kind, float | np.floating) or abs(number) <= _MOST
 
 
-def _is_varying(value: Any) -> bool:
+def is_varying(value: Any) -> bool:
+    """Return whether a value stands for a number that changes with each call."""
     return issubclass(type(value), Varying)
 
 
 def _are_numbers(values: Iterable[Any]) -> bool:
-    return all(type(each) in NUMBERS or _is_varying(each) for each in values)
+    return all(type(each) in NUMBERS or is_varying(each) for each in values)
 
 
 class Slots:
     """The numbers that the capture of a call is not to depend on.
 
     Args:
-        values: those of the call, by index of the argument or place.
+        values: those of the call, by index of the argument, place or element.
         defers: numbers of tensors get stand-ins, too.
         decides: Python may decide by the numbers; the program then is for calls that do so alike.
 
     Attributes:
-        stand_ins: what stands for each.
+        stand_ins: what stands for each; for an element once the call has read it.
+        elements: those of the state, by the tensor's memory.
         items: what stands for numbers of tensors.
         conditions: numbers by which Python has decided, and whether they were true, by key; None
             for numbers whose computation may raise an error.
         tensors: by ``id``, the 0-d tensors that become slots, with the names of these.
     """
 
-    def __init__(
-        self, values: Mapping[int | Place, Any], *, defers: bool = False, decides: bool = False
-    ):
+    def __init__(self, values: Mapping[What, Any], *, defers: bool = False, decides: bool = False):
         self.defers, self.decides, self.items = defers, decides, list[Item]()
         self.conditions: dict[Any, tuple[Varying, bool | None]] = {}
-        self.stand_ins: dict[int | Place, Unread] = {}
+        self.stand_ins: dict[What, Unread] = {}
+        self.elements = dict[int, Element]()
         self.tensors: dict[int, tuple[str, torch.Tensor]] = {}
         self._made: dict[Any, tuple[Varying, str, torch.Tensor]] = {}
         for what, value in values.items():
             kind = cast("Any", type(value))
+            if isinstance(what, Element):  # stands in once it is read
+                self.elements[_torch.memory_of(what.tensor)] = what
+                continue
             if value is None or kind is bool:
                 continue  # code may ask what it `is`, and gets no answer of a stand-in
             varies = kind in NUMBERS
@@ -454,6 +502,13 @@ class Slots:
             self._made[number.key] = number, *made
         return self._made[number.key][2]
 
+    def element(self, tensor: torch.Tensor) -> Unread | None:
+        """Return what stands for the integer in a tensor of state; None if nothing does."""
+        element = self.elements.get(_torch.memory_of(tensor))
+        if element is None:
+            return None
+        return self.stand_ins.setdefault(element, Varying(element, element.get(), self))
+
     @contextlib.contextmanager
     def in_place(self, spaces: Iterable[dict[str, Any]] = (), *functions: Any) -> Generator[None]:
         """Put stand-ins into attributes and variables in a ``with`` block.
@@ -465,7 +520,8 @@ class Slots:
         Raises:
             CaptureError: on leaving, if the value of one was computed with.
         """
-        own = {name: _conversion(kind, self) for name, kind in _CONVERSIONS.items() if self.defers}
+        converts = self.defers or self.elements
+        own = {name: _conversion(kind, self) for name, kind in _CONVERSIONS.items() if converts}
         own |= {each.__name__: each for each in functions}
         computed = [*((math, each) for each in _OF_MATH), (builtins, "min"), (builtins, "max")]
         with contextlib.ExitStack() as stack:
@@ -482,11 +538,11 @@ class Slots:
                 raise each.error
 
     def _compute(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        varies = not kwargs and any(map(_is_varying, args)) and _are_numbers(args)
+        varies = not kwargs and any(map(is_varying, args)) and _are_numbers(args)
         return Derived(self, function, *args) if varies else function(*args, **kwargs)
 
     @property
-    def read(self) -> set[int | Place]:
+    def read(self) -> set[What]:
         """The numbers whose values were computed with."""
         return {what for what, each in self.stand_ins.items() if each.error is not None}
 
@@ -508,11 +564,12 @@ class Followed:
     def __init__(
         self,
         numbers: Mapping[str, Varying],
-        free: Iterable[Unread],
+        free: Collection[Unread],
         conditions: Iterable[tuple[Varying, bool | None]],
     ):
         self._numbers = [(name, each.kind, each.now) for name, each in numbers.items()]
         self._kinds = [(each.kind, each.now) for each in free]
+        self._elements = [each.what for each in free if isinstance(each.what, Element)]
         self._conditions = [*conditions]
         self.values = {name: float(each.number) for name, each in numbers.items()}
 
@@ -520,6 +577,8 @@ class Followed:
         """Write the numbers of a call to slots; return whether they have the types for it."""
         if not (self.values or self._kinds or self._conditions):  # as nearly always
             return True
+        for each in self._elements:
+            each.look()
         try:
             if any(type(now(leaves)) is not kind for kind, now in self._kinds):
                 return False
