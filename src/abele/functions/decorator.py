@@ -487,7 +487,7 @@ class Function:
             with contextlib.suppress(Exception):  # then something reads their values
                 return self._divided(args, kwargs, numbers)
             self._split(args, kwargs)
-            if not numbers.read:
+            if numbers.read.isdisjoint(free):  # others stay stand-ins in the next attempt
                 break
             self._read |= numbers.read if numbers.decides else set()
         if differ:

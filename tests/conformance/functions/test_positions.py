@@ -128,6 +128,16 @@ def test_positions_of_python(store):
     assert (made.eager, len(made.programs)) == (None, 1)
 
 
+def test_a_count_that_leaves_the_tensor_and_is_logged_is_plain_pytorchs():
+    def before_the_first(ring, keys, loss):
+        ring.ptr = (ring.ptr + 3) % ring.size
+        ring.queue[ring.ptr - 1] = ring.ptr // 2
+        ring.number = ring.ptr + 1
+
+    (made,) = same_as_plain(lambda wrap: trained(wrap, before_the_first), 9)
+    assert made.programs[0].calls > 1
+
+
 def test_an_error_of_a_write_beyond_the_end_leaves_everything_as_plain_pytorch_does():
     def build(wrap):
         call, state = trained(wrap, enqueue)
