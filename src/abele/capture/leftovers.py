@@ -302,6 +302,7 @@ def write(holder: Any, key: Any, new: Any, old: Any) -> None:
             holder.add(new)
     elif isinstance(holder, (dict, *_LISTS)):
         name = "__delitem__" if new is ABSENT else "__setitem__"
+        # Past __setitem__ of a user's class, which may keep the value elsewhere.
         found = (vars(kind)[name] for kind in type(holder).__mro__ if name in vars(kind))
         built_in = next(each for each in found if not isinstance(each, types.FunctionType))
         built_in(holder, *((key,) if new is ABSENT else (key, new)))

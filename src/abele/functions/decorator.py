@@ -178,8 +178,8 @@ class Function:
         # Lines and names of the host's statements, and numbers whose values captures have read.
         self._lines, self._changed = dict[int, bool](), set[str]()
         self._expected = frozenset[str]()  # names that the first call counts by
-        self._first: tuple[list[Any], Any] = [], None  # its arguments, and optimizers' numbers
-        self._rates: list[tuple[torch.optim.Optimizer, list[Any]]] = []
+        self._first: tuple[list[Any], Any] = [], None  # its arguments
+        self._rates: list[tuple[torch.optim.Optimizer, list[Any]]] = []  # before it
         self._read = set[What]()
         self._counters, self._defers = set[Place](), False
         self._elements = dict[int, Element]()  # of the state that calls change, by memory
@@ -644,6 +644,7 @@ class Function:
             )
         self._refuse_reads_of_changes(frames, captured, host)
         kept = [each for each in captured.stored if each.is_new]
+        frames.asked |= reached.asked
         return Guards(
             self._body,
             frames,

@@ -159,12 +159,14 @@ class Reached:
         modules: modules with their paths.
         optimizers: optimizers with their paths.
         scalers: objects of ``torch.amp.GradScaler``.
+        asked: names of attributes that objects of ``operator`` read.
     """
 
     def __init__(self, function: Any, frames: Iterable[Frame], arguments: Sequence[Any]):
         self.modules: dict[int, tuple[str, torch.nn.Module]] = {}
         self.optimizers: dict[int, tuple[str, torch.optim.Optimizer]] = {}
         self.scalers: list[torch.amp.GradScaler] = []
+        self.asked = set[str]()
         self._paths: dict[int, str] = {}
         self._kept: list[Any] = []
         self._globals = list(global_names(frames))
@@ -208,6 +210,9 @@ class Reached:
         if isinstance(value, (*PLAIN, torch.Tensor)):
             return
         self._kept.append(value)
+        if isinstance(value, operator.attrgetter | operator.methodcaller):
+            names = (name for name in value.__reduce__()[1] if isinstance(name, str))
+            self.asked.update(*(name.split(".") for name in names))
         if isinstance(value, torch.nn.Module):
             self.modules.setdefault(id(value), (path, value))
         elif isinstance(value, torch.optim.Optimizer) and "param_groups" in vars(value):

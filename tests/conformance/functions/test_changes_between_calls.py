@@ -553,8 +553,9 @@ def matched_by_name(shape):
             return value
 
 
-RAW = "ra"
+RAW, GET_RAW = "ra", operator.attrgetter("raw")
 READS = [
+    *(GET_RAW, lambda shape: GET_RAW(shape), lambda shape: sum(map(GET_RAW, [shape]))),
     *(matched, matched_by_name, lambda shape: operator.attrgetter(RAW + "w")(shape)),
     lambda shape: shape.__reduce_ex__(2),
     *(lambda shape: shape.__getattribute__(RAW + "w"), lambda shape: getattr(shape, RAW + "w")),
