@@ -367,8 +367,7 @@ class Function:
         with self._frames.watching():
             result = self._body(*args, **kwargs)
         with contextlib.suppress(RuntimeError):  # one has another size now
-            changed = {key: e for key, e in integers.items() if e.get() != e.look()}
-            self._elements.update(changed)
+            self._elements |= {key: e for key, e in integers.items() if e.get() != e.look()}
         with contextlib.suppress(NotYetError):
             changes = list[Changed]() if reached is None else reached.changes()[0]
             counted = [e.names() for e in changes if {type(e.before), type(e.after)} <= {*NUMBERS}]

@@ -23,34 +23,30 @@ def write(tensor: torch.Tensor, index: Any, value: Any) -> bool:
         False if neither does; nothing is written.
     """
     items: list[Any] = [*cast("Any", index)] if isinstance(index, tuple) else [index]
-    varies = is_varying(value) or any(map(_varies, items))
-    if varies:
-        _write(tensor, items, value)
-    return varies
+    if any(map(_varies, items)):
+        dim, positions, rest = _selected(tensor, items)
+        part = tensor.index_select(dim, positions)
+        if not write(part, rest, value):
+            part[rest] = value
+        tensor.index_copy_(dim, positions, part)
+    elif is_varying(value):
+        tensor[index] = value.rounded(tensor.dtype)
+    else:
+        return False
+    return True
 
 
-def _write(tensor: torch.Tensor, items: list[Any], value: Any) -> None:
-    if not any(map(_varies, items)):
-        tensor[tuple(items)] = value.rounded(tensor.dtype) if is_varying(value) else value
-        return
-    dim, positions, rest = _selected(tensor, items)
-    part = tensor.index_select(dim, positions)
-    _write(part, rest, value)
-    tensor.index_copy_(dim, positions, part)
-
-
-def _selected(tensor: torch.Tensor, items: list[Any]) -> tuple[int, torch.Tensor, list[Any]]:
+def _selected(tensor: torch.Tensor, items: list[Any]) -> tuple[int, torch.Tensor, tuple[Any, ...]]:
     """Return a dimension, the positions that a changing item selects there, and the other items.
 
     Raises:
         CaptureError: they do not follow from the numbers as for a slice of one length within the
             tensor. Python clips others, and counts negative positions from the end.
     """
-    at = next(filter(lambda i: _varies(items[i]), range(len(items))))
+    at = [*map(_varies, items)].index(True)
     item, before = items[at], items[:at]
     is_slice = type(item) is slice
-    start, stop = (item.start, item.stop) if is_slice else (item, item + 1)
-    step = item.step if is_slice else None
+    start, stop, step = _bounds(item) if is_slice else (item, item + 1, None)
     known = all(is_varying(each) or type(each) in _KINDS for each in items)
     if not (known and is_varying(start) and is_varying(stop) and step in (None, 1)):
         return next(filter(is_varying, _bounds(item))).refuse()
@@ -61,7 +57,7 @@ def _selected(tensor: torch.Tensor, items: list[Any]) -> tuple[int, torch.Tensor
     start.require(_are_bounds, stop, count, size)
     first = start.rounded(torch.int64).to(tensor.device)
     positions = first + torch.arange(count, device=tensor.device)
-    return dim, positions, [*before, slice(None) if is_slice else 0, *items[at + 1 :]]
+    return dim, positions, (*before, slice(None) if is_slice else 0, *items[at + 1 :])
 
 
 def _varies(item: Any) -> bool:

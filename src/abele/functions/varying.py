@@ -114,11 +114,7 @@ def entry_of(holder: Any, key: Any) -> Place | None:
 
 
 class Element:
-    """The only element of a tensor of state, an integer that is read before each call.
-
-    Args:
-        tensor: the user's tensor.
-    """
+    """The integer in a tensor of the user's state, which is read before each call."""
 
     def __init__(self, tensor: torch.Tensor):
         self.tensor, self._number = tensor, int(tensor.item())
