@@ -185,7 +185,7 @@ class _Division:
     def _is_host(self, statement: ast.stmt, held: set[str]) -> bool:
         if isinstance(statement, _SIMPLE):
             changes = self._effects(statement) & self._changed or self._writes_elsewhere(statement)
-            if self._reads(statement, held) or changes:
+            if self._reads(statement, held) or changes or self._overwrites(statement):
                 self._found[id(statement)] = statement
                 return True
             return False
@@ -229,9 +229,6 @@ class _Division:
     def _reads(self, statement: ast.stmt, held: set[str]) -> bool:
         if self._depends(statement, held):
             return True
-        if (called := _called(statement)) is not None:
-            failed = filter(self._failed, self._found.values())
-            return called in map(_called, failed)  # that method changes its object
         if isinstance(statement, ast.Return) and _looks_up(statement):
             changed = frozenset[str]().union(*map(self._effects, self._found.values()))
             return bool(attributes(statement) & (changed - self._locals))
@@ -256,6 +253,12 @@ class _Division:
     def _effects(self, statement: ast.AST) -> Names:
         """Return the names of objects that a statement may change."""
         return effects(statement) | self._given(statement)
+
+    def _overwrites(self, statement: ast.stmt) -> bool:
+        """Return whether a statement sets what an earlier statement of the host reads."""
+        sets = changed_fields(statement)
+        reads = (fields(self._without_tensors(each)) for each in self._found.values())
+        return bool(sets) and any(map(sets.intersection, reads))
 
     def _writes_elsewhere(self, statement: ast.stmt) -> bool:
         """Return whether a statement calls a method of a list, file, logger or the like."""
@@ -342,8 +345,13 @@ class _Division:
 
     def _without_tensors(self, statement: ast.stmt) -> ast.AST:
         """Return a statement without the tensor expressions that it reads, which are traced."""
-        hoist = _Hoist(0, self.held_at[id(statement)])
+        hoist = self.hoist(0, statement)
         return hoist.visit(copy.deepcopy(statement)) if type(statement) in _SIMPLE else statement
+
+    def hoist(self, index: int, statement: ast.stmt) -> _Hoist:
+        """Return what moves the tensor expressions of a statement to the traced part."""
+        sets = Names().union(*map(changed_fields, self.hosts))
+        return _Hoist(index, self.held_at[id(statement)], sets)
 
     def _called(self, nodes: Iterable[ast.AST]) -> set[types.CodeType]:
         """Return the code that some statements have run."""
@@ -504,7 +512,7 @@ class _Writer:
     def _recorded(self, statement: ast.stmt) -> list[ast.stmt]:
         """Return what the traced part has in place of a statement of the host."""
         index = self._index[id(statement)]
-        hoist = _Hoist(index, self._division.held_at[id(statement)])
+        hoist = self._division.hoist(index, statement)
         new = statement
         if isinstance(statement, _SIMPLE):
             new = hoist.visit(copy.deepcopy(statement))
@@ -554,8 +562,8 @@ class _Returns(ast.NodeTransformer):
 class _Hoist(ast.NodeTransformer):
     """Moves the tensor expressions whose values a statement reads to the traced part."""
 
-    def __init__(self, index: int, held: Collection[str]):
-        self._index, self._held = index, {*held}
+    def __init__(self, index: int, held: Names, sets: Names):
+        self._index, self._held, self._sets = index, held, sets
         self.values: list[tuple[str, ast.expr]] = []
 
     def visit(self, node: ast.AST) -> Any:
@@ -571,7 +579,7 @@ class _Hoist(ast.NodeTransformer):
         operand: ast.expr = call.func.value if is_method else call.args[0]
         inner = any(_is_reading(each) for each in ast.walk(operand))
         bare = isinstance(operand, ast.Name | ast.Constant)
-        if bare or inner or loaded(operand) & self._held:
+        if bare or inner or loaded(operand) & self._held or fields(operand) & self._sets:
             return self.generic_visit(node)
         name = f"{_HOISTED}{self._index}_{len(self.values)}"
         self.values.append((name, operand))
@@ -581,13 +589,6 @@ class _Hoist(ast.NodeTransformer):
         else:
             call.args[0] = value
         return node
-
-
-def _called(statement: ast.stmt) -> str | None:
-    """Return what a statement calls without using the result; None for other statements."""
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        return ast.unparse(statement.value.func)
-    return None
 
 
 def _looks_up(statement: ast.Return) -> bool:

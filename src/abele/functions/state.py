@@ -210,9 +210,9 @@ class Reached:
         if isinstance(value, (*PLAIN, torch.Tensor)):
             return
         self._kept.append(value)
-        if isinstance(value, operator.attrgetter | operator.methodcaller):
-            names = (name for name in value.__reduce__()[1] if isinstance(name, str))
-            self.asked.update(*(name.split(".") for name in names))
+        if type(value) in (operator.attrgetter, operator.methodcaller):
+            given: Any = value.__reduce__()[1]
+            self.asked.update(*(name.split(".") for name in given if isinstance(name, str)))
         if isinstance(value, torch.nn.Module):
             self.modules.setdefault(id(value), (path, value))
         elif isinstance(value, torch.optim.Optimizer) and "param_groups" in vars(value):

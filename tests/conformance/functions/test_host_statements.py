@@ -576,6 +576,27 @@ def test_a_check_of_a_counter_at_the_end(wrap):
     return call, lambda: (task, counter)
 
 
+@compiles(programs=1, calls=11)
+def test_a_list_of_losses_that_starts_anew(wrap):
+    class Averaging(Task):
+        it = 0
+
+        @wrap
+        def step(self, x, y):
+            loss = self.update(self.loss(x, y))
+            self.it += 1
+            self.losses.append(loss.detach())
+            if self.it % 3 == 0:
+                self.means.append(torch.stack(self.losses).mean().item())
+                print(f"{self.means[-1]:.4f}")
+                self.losses = []
+            return loss
+
+    task = Averaging()
+    task.it, task.losses, task.means = 0, [], []
+    return lambda i: task.step(*batch(i)), lambda: (task, task.it, task.losses, task.means)
+
+
 @compiles(programs=1)
 def test_a_counter_of_code_without_a_file(wrap):
     space = {"task": Task(), "n": 0}
