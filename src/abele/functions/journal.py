@@ -264,7 +264,9 @@ class RealTensors(TorchFunctionMode):
         memory = None if node is None else base(node)
         nodes = [*map(base, chain.from_iterable(map(written, _torch.traced_nodes())))]
         state = None if memory in nodes else self._adopted.tensor_of(memory)
-        return None if state is None or state.numel() != 1 else self._numbers.element(state)
+        if state is None or state.numel() != 1 or state.dtype != tensor.dtype:
+            return None
+        return self._numbers.element(state)
 
     def _as_laid(self, tensor: Any) -> torch.Tensor:
         """Return a tensor with the layout that an argument has in the user's memory."""
